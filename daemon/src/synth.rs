@@ -13,7 +13,7 @@ use sluice_checkpoint::{
     synth::{SynthDType, SynthError, SynthOptions, check},
 };
 use sluice_shared::{exit, units};
-use sluice_weights::{Shape, TensorNaming};
+use sluice_weights::{LayerKind, Shape, TensorNaming};
 
 use crate::{
     config::Threads,
@@ -201,6 +201,7 @@ impl Synth {
             causal: false,
             tied: false,
             biases: false,
+            layer_kind: LayerKind::Attention,
         };
         match check(&shape) {
             Ok(()) => Ok(shape),

@@ -1,15 +1,16 @@
 //! Model families: reads each one's configuration into the terms that all of them are computed by.
 //!
-//! A family is a way to read a configuration and to name tensors, nothing else: all of them share the layers of
-//! `model::transformer`. A [`ModelConfig`] can come from any source; `config.json` is one.
+//! A family is a way to read a configuration and to name tensors; its layers are of one of the engine's kinds
+//! (`LayerKind`). A [`ModelConfig`] can come from any source; `config.json` is one.
 
 mod hugging_face;
 mod keys;
 mod llada;
 mod published;
+mod rwkv7;
 
 use serde_json::{Map, Value};
-use sluice_weights::{Rope, Shape};
+use sluice_weights::{LayerKind, Rope, Shape};
 
 use self::keys::shortened;
 pub use self::published::{PUBLISHED_SHAPES, PublishedShape};
@@ -28,16 +29,19 @@ pub enum Family {
     Qwen2,
     /// Masked diffusion with Qwen2's layers.
     Dream,
+    /// Autoregressive, with a state of fixed size in the place of a KV cache.
+    Rwkv7,
 }
 
 impl Family {
     /// Every supported family.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Llada,
         Self::Llama,
         Self::Mistral,
         Self::Qwen2,
         Self::Dream,
+        Self::Rwkv7,
     ];
 
     /// The name that screens and `config.json`'s `model_type` use.
@@ -49,6 +53,7 @@ impl Family {
             Self::Mistral => "mistral",
             Self::Qwen2 => "qwen2",
             Self::Dream => "Dream",
+            Self::Rwkv7 => "rwkv7",
         }
     }
 
@@ -60,6 +65,7 @@ impl Family {
             Self::Mistral => "MistralForCausalLM",
             Self::Qwen2 => "Qwen2ForCausalLM",
             Self::Dream => "DreamModel",
+            Self::Rwkv7 => "RWKV7ForCausalLM",
         }
     }
 }
@@ -73,8 +79,8 @@ pub struct ModelConfig {
     pub shape: Shape,
     /// Number of tokens; at most the rows of embedding and LM head.
     pub vocab_size: usize,
-    /// Rotary embedding of queries and keys.
-    pub rope: Rope,
+    /// Rotary embedding of queries and keys; `None` for layers without positions.
+    pub rope: Option<Rope>,
     /// Added to the mean square in norms.
     pub epsilon: f32,
     /// The mask token of a masked diffusion model; `None` for autoregressive models.
@@ -112,7 +118,10 @@ impl ModelConfig {
             family,
             vocab_size: shape.padded_vocab_size,
             // LLaDA's and Llama 3's base; memory and time don't depend on it.
-            rope: Rope::plain(500_000.0, shape.head_dim),
+            rope: match shape.layer_kind {
+                LayerKind::Attention => Some(Rope::plain(500_000.0, shape.head_dim)),
+                LayerKind::Rwkv7(_) => None,
+            },
             epsilon: 1e-5,
             mask: (!shape.causal).then_some(MaskToken {
                 token_id: 0,
@@ -133,6 +142,7 @@ impl ModelConfig {
     ) -> Result<Self, CheckpointError> {
         match family(config)? {
             Family::Llada => llada::read(config, generation),
+            Family::Rwkv7 => rwkv7::read(config, generation),
             family => hugging_face::read(family, config, generation),
         }
     }

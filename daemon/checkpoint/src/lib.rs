@@ -253,7 +253,12 @@ impl Checkpoint {
                 found: format!("a vector of {}", format.name()),
             });
         }
-        if entry.shape != shape {
+        // Vectors are stored in any shape, such as [1, 1, n] or a row for each head: their elements lie in order.
+        let is_same_vector = || {
+            let elements = |sizes: &[usize]| sizes.iter().product::<usize>();
+            shape.len() == 1 && elements(&entry.shape) == shape[0]
+        };
+        if entry.shape != shape && !is_same_vector() {
             return Err(CheckpointError::WrongShape {
                 tensor: tensor(),
                 found: entry.shape.clone(),

@@ -19,7 +19,7 @@ use sluice_checkpoint::calibration::{
     POSITIONS_MIN, PositionKind, text_marks,
 };
 use sluice_optimize::moments::Moments;
-use sluice_weights::MatrixInput;
+use sluice_weights::{LayerKind, MatrixInput};
 
 pub use self::error::CalibrateError;
 use self::{
@@ -128,6 +128,11 @@ pub fn calibrate(
         return Err(too_little.into());
     }
     let model = engine.model().ok_or(EngineError::NoModel)?;
+    if model.info.layer_kind != LayerKind::Attention {
+        return Err(CalibrateError::Layers {
+            family: model.info.family,
+        });
+    }
     let identity = engine.model_identity(&options.model_name)?;
     // Before minutes of passes: memory and the file's name.
     let memory = Memory::of(&identity, options.is_full, options.memory_bytes);

@@ -1,10 +1,11 @@
 //! Models: their layers, written once for all families, and what is known of a loaded one.
 
 pub mod dry_run;
-pub mod transformer;
+pub mod network;
+pub mod sequence_memory;
 
 use sluice_checkpoint::family::MaskToken;
-use sluice_weights::WeightFormat;
+use sluice_weights::{LayerKind, WeightFormat};
 
 use crate::error::RequestError;
 
@@ -19,8 +20,10 @@ pub struct ModelInfo {
     pub weight_bytes: u64,
     /// Formats they are stored in.
     pub formats: Vec<WeightFormat>,
-    /// Number of transformer layers.
+    /// Number of layers.
     pub layers: usize,
+    /// What they are made of.
+    pub layer_kind: LayerKind,
     /// Elements in a row between layers.
     pub hidden_size: usize,
     /// Number of query heads.

@@ -58,6 +58,8 @@ pub enum MemoryKind {
     Activations,
     /// Keys and values that outlive a pass.
     KvCache,
+    /// What models without attention remember of their sequences.
+    State,
     /// Logits of one piece of the vocabulary.
     Logits,
     /// Tiles that threads dequantize weights into, and scores of one tile of queries.
@@ -66,12 +68,13 @@ pub enum MemoryKind {
 
 impl MemoryKind {
     /// All kinds, in the order in which they are shown.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Context,
         Self::Weights,
         Self::StagingBuffers,
         Self::Activations,
         Self::KvCache,
+        Self::State,
         Self::Logits,
         Self::Scratch,
     ];
@@ -85,6 +88,7 @@ impl MemoryKind {
             Self::StagingBuffers => "staging_buffers",
             Self::Activations => "activations",
             Self::KvCache => "kv_cache",
+            Self::State => "state",
             Self::Logits => "logits",
             Self::Scratch => "scratch",
         }

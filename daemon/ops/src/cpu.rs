@@ -2,10 +2,12 @@
 
 mod attention;
 pub(super) mod exp;
+mod heads_output;
 mod linear;
 mod microkernel;
 mod quantized;
 mod rows;
+mod rwkv7;
 mod scratch;
 mod vectors;
 

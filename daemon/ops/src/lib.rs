@@ -16,7 +16,9 @@ pub mod ledger;
 mod lm_head;
 mod logits;
 pub mod measure;
+mod recurrent_state;
 mod rotation;
+mod rwkv7;
 mod shapes;
 
 use std::{ops::Range, time::Instant};
@@ -38,6 +40,8 @@ pub use self::{
         RankingScore, SamplingParams, TopToken,
     },
     logits::LogitsRows,
+    recurrent_state::{PassStates, RecurrentState, StatePart, StateShape},
+    rwkv7::{ChannelFunction, TimeMixInputs, TimeMixVector},
     shapes::{AttentionShape, KvCacheShape},
 };
 use self::{
@@ -104,6 +108,12 @@ impl Ops {
     #[must_use]
     pub fn rounds_rows(&self, format: Format) -> bool {
         rounds_rows(&self.device, format)
+    }
+
+    /// The dtype that the device computes in.
+    #[must_use]
+    pub fn dtype(&self) -> DType {
+        self.device.dtype()
     }
 
     /// The device that the operations run on.

@@ -230,6 +230,8 @@ pub struct WorkingMemory {
     pub kv_cache_bytes: u64,
     /// The format of those KV caches; `None` where there are none.
     pub kv_cache_format: Option<Format>,
+    /// States of sequences, of models without attention.
+    pub state_bytes: u64,
     /// Logits of one piece of the vocabulary.
     pub logits_bytes: u64,
     /// Scratch memory of all threads.
@@ -246,6 +248,7 @@ impl WorkingMemory {
             + self.tables_bytes
             + self.activation_bytes
             + self.kv_cache_bytes
+            + self.state_bytes
             + self.logits_bytes
             + self.scratch_bytes
     }
@@ -500,7 +503,7 @@ impl Plan {
 
     /// Bytes by the ledger's kinds of memory.
     #[must_use]
-    pub fn bytes_by_kind(&self) -> [(MemoryKind, u64); 7] {
+    pub fn bytes_by_kind(&self) -> [(MemoryKind, u64); 8] {
         let working = &self.working;
         MemoryKind::ALL.map(|kind| {
             let bytes = match kind {
@@ -510,6 +513,7 @@ impl Plan {
                 MemoryKind::StagingBuffers => self.staging.total_bytes(),
                 MemoryKind::Activations => working.activation_bytes,
                 MemoryKind::KvCache => working.kv_cache_bytes,
+                MemoryKind::State => working.state_bytes,
                 MemoryKind::Logits => working.logits_bytes,
                 MemoryKind::Scratch => working.scratch_bytes,
             };

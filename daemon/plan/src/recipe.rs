@@ -81,7 +81,6 @@ pub(super) fn storage(
         Level::Aggressive => Format::Q4K,
         Level::Auto => unreachable!("auto is resolved before a plan is made"),
     };
-    let is_vector = tensor.rows == 1;
     let fitting = wanted.for_width(tensor.width);
     // What was rounded before needs a better reason to be rounded again.
     let was_rounded = tensor.source.block_len() > 1 || source != Storage::Plain(tensor.source);
@@ -91,8 +90,7 @@ pub(super) fn storage(
         true => fitting.bits() <= (1.0 - LEAST_SAVING) * source_bits,
         false => fitting.bits() < source_bits,
     };
-    // The embedding is read row by row from where it lies, so its format costs no bandwidth.
-    if is_vector || tensor.part == TensorPart::Embedding || !saves_enough {
+    if tensor.part.is_never_quantized() || !saves_enough {
         return source;
     }
     Storage::Plain(fitting)

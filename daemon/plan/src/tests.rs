@@ -10,7 +10,8 @@ use sluice_formats::{DType, Format};
 use sluice_machine::{DiskBandwidth, GpuProfile, LinearRate, MemoryStats, Profile, Rates};
 use sluice_shared::options::PlanSettings;
 use sluice_weights::{
-    CompressedRange, TensorNaming, TensorPart, WeightGroup, compression::with_assumed_compression,
+    CompressedRange, LayerKind, TensorNaming, TensorPart, WeightGroup,
+    compression::with_assumed_compression,
 };
 
 use super::*;
@@ -383,6 +384,7 @@ fn small_shape(layers: usize, width: usize, mlp: usize, rows: usize) -> Shape {
         causal: false,
         tied: false,
         biases: false,
+        layer_kind: LayerKind::Attention,
     }
 }
 

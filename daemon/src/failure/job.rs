@@ -64,6 +64,10 @@ fn calibration(error: &CalibrateError) -> ErrorRow {
             ))
             .figure("needed_bytes", needed_bytes)
             .figure("limit_bytes", limit_bytes),
+        CalibrateError::Layers { .. } => {
+            ErrorRow::new(Code::FailedPrecondition, "CANNOT_CALIBRATE")
+                .hint("levels moderate and aggressive need no calibration")
+        }
         CalibrateError::Rows { .. } => ErrorRow::new(Code::DataLoss, "NOT_A_NUMBER")
             .hint("the checkpoint's weights are broken; check its files"),
         CalibrateError::Threads(_) => ErrorRow::new(Code::Internal, "NO_THREADS")
@@ -174,7 +178,9 @@ fn compression(error: &CompressError) -> ErrorRow {
 
 fn pruning(error: &PruneError) -> ErrorRow {
     match error {
-        PruneError::NotPrunable { .. } => ErrorRow::new(Code::FailedPrecondition, "NOT_PRUNABLE"),
+        PruneError::NotPrunable { .. } | PruneError::WithoutAttention { .. } => {
+            ErrorRow::new(Code::FailedPrecondition, "NOT_PRUNABLE")
+        }
         PruneError::Statistics { tensor, .. } => {
             ErrorRow::new(Code::FailedPrecondition, "NOT_PRUNABLE").figure("tensor", tensor)
         }

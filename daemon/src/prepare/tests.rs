@@ -7,6 +7,7 @@ use sluice_engine::{LoadedModel, ModelId, model::ModelInfo};
 use sluice_proto::v1;
 use sluice_shared::level::Level;
 use sluice_tokenizer::{Patience, Tokenizer};
+use sluice_weights::LayerKind;
 
 use super::*;
 use crate::{model_name::ModelName, models::RestorePoint};
@@ -23,6 +24,7 @@ pub(crate) fn serving(with_text: bool) -> ServingModel {
         parameters: 1,
         weight_bytes: 4,
         formats: Vec::new(),
+        layer_kind: LayerKind::Attention,
         layers: 1,
         hidden_size: 1,
         attention_heads: 1,

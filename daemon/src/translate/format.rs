@@ -100,6 +100,7 @@ pub fn memory_kind(kind: MemoryKind) -> v1::MemoryKind {
         MemoryKind::StagingBuffers => v1::MemoryKind::StagingBuffers,
         MemoryKind::Activations => v1::MemoryKind::Activations,
         MemoryKind::KvCache => v1::MemoryKind::KvCache,
+        MemoryKind::State => v1::MemoryKind::State,
         MemoryKind::Logits => v1::MemoryKind::Logits,
         MemoryKind::Scratch => v1::MemoryKind::Scratch,
     }

@@ -42,5 +42,8 @@ pub fn gpu(device: &Device, gpu: &Gpu, live: Option<&LiveStats>) -> v1::GpuStatu
 /// GPU's takes: it is never known to be 0. A model without a KV cache has none.
 #[must_use]
 pub fn is_known(kind: MemoryKind, bytes: u64) -> bool {
-    !matches!(kind, MemoryKind::Context | MemoryKind::KvCache) || bytes > 0
+    !matches!(
+        kind,
+        MemoryKind::Context | MemoryKind::KvCache | MemoryKind::State
+    ) || bytes > 0
 }

@@ -296,6 +296,7 @@ fn weight_group_kind(part: TensorPart) -> &'static str {
     match part {
         TensorPart::Embedding => "embedding",
         TensorPart::AttentionNorm => "attention norm",
+        TensorPart::AttentionNormBias => "attention norm bias",
         TensorPart::Query => "query",
         TensorPart::QueryBias => "query bias",
         TensorPart::Key => "key",
@@ -304,11 +305,14 @@ fn weight_group_kind(part: TensorPart) -> &'static str {
         TensorPart::ValueBias => "value bias",
         TensorPart::AttentionOutput => "attention output",
         TensorPart::MlpNorm => "MLP norm",
+        TensorPart::MlpNormBias => "MLP norm bias",
         TensorPart::Gate => "gate",
         TensorPart::Up => "up",
         TensorPart::Down => "down",
         TensorPart::FinalNorm => "final norm",
+        TensorPart::FinalNormBias => "final norm bias",
         TensorPart::LmHead => "LM head",
+        TensorPart::Rwkv7(_) => "time or channel mix",
     }
 }
 

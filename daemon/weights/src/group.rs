@@ -1,15 +1,15 @@
 //! Weight groups: weights that are used together, and that live, stream and change together.
 
-use crate::KeptKvHeads;
+use crate::{KeptKvHeads, Rwkv7Part};
 
 /// Weights that are used together. Their order is that of a pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum WeightGroup {
     /// The embedding, of which a pass reads single rows.
     Embedding,
-    /// A layer's attention and the norm before it.
+    /// A layer's attention, or time mix, and the norm before it.
     Attention(usize),
-    /// A layer's gate and up projections and the norm before them.
+    /// A layer's gate and up projections and the norm before them. RWKV-7 has no gate.
     GateUp(usize),
     // Apart from gate and up: in LLaDA-8B all three in one group would make each staging buffer half as large again.
     /// A layer's down projection.
@@ -38,7 +38,9 @@ pub enum TensorPart {
     Embedding,
     /// [1, hidden size].
     AttentionNorm,
-    /// [attention heads · head dimension, hidden size].
+    /// [1, hidden size], of a norm that has a bias.
+    AttentionNormBias,
+    /// [attention heads · head dimension, hidden size]; RWKV-7's receptance.
     Query,
     /// [1, attention heads · head dimension].
     QueryBias,
@@ -54,6 +56,8 @@ pub enum TensorPart {
     AttentionOutput,
     /// [1, hidden size].
     MlpNorm,
+    /// [1, hidden size], of a norm that has a bias.
+    MlpNormBias,
     /// [intermediate size, hidden size]; its output goes through the activation.
     Gate,
     /// [intermediate size, hidden size].
@@ -62,8 +66,12 @@ pub enum TensorPart {
     Down,
     /// [1, hidden size].
     FinalNorm,
+    /// [1, hidden size], of a norm that has a bias.
+    FinalNormBias,
     /// [padded vocab size, hidden size].
     LmHead,
+    /// What only RWKV-7's layers have.
+    Rwkv7(Rwkv7Part),
 }
 
 impl TensorPart {
@@ -73,6 +81,7 @@ impl TensorPart {
         match self {
             Self::Embedding => WeightGroup::Embedding,
             Self::AttentionNorm
+            | Self::AttentionNormBias
             | Self::Query
             | Self::QueryBias
             | Self::Key
@@ -80,10 +89,40 @@ impl TensorPart {
             | Self::Value
             | Self::ValueBias
             | Self::AttentionOutput => WeightGroup::Attention(layer),
-            Self::MlpNorm | Self::Gate | Self::Up => WeightGroup::GateUp(layer),
+            Self::Rwkv7(part) if !part.is_of_channel_mix() => WeightGroup::Attention(layer),
+            Self::MlpNorm | Self::MlpNormBias | Self::Gate | Self::Up | Self::Rwkv7(_) => {
+                WeightGroup::GateUp(layer)
+            }
             Self::Down => WeightGroup::Down(layer),
-            Self::FinalNorm => WeightGroup::FinalNorm,
+            Self::FinalNorm | Self::FinalNormBias => WeightGroup::FinalNorm,
             Self::LmHead => WeightGroup::LmHead(0),
+        }
+    }
+
+    /// Whether it stays as the checkpoint has it at every lossy level: vectors, the embedding (of which a pass reads
+    /// single rows), and matrices of low-rank products.
+    #[must_use]
+    pub fn is_never_quantized(self) -> bool {
+        match self {
+            Self::Query
+            | Self::Key
+            | Self::Value
+            | Self::AttentionOutput
+            | Self::Gate
+            | Self::Up
+            | Self::Down
+            | Self::LmHead => false,
+            Self::Rwkv7(_)
+            | Self::Embedding
+            | Self::AttentionNorm
+            | Self::AttentionNormBias
+            | Self::QueryBias
+            | Self::KeyBias
+            | Self::ValueBias
+            | Self::MlpNorm
+            | Self::MlpNormBias
+            | Self::FinalNorm
+            | Self::FinalNormBias => true,
         }
     }
 

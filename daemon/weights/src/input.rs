@@ -43,13 +43,10 @@ impl MatrixInput {
             TensorPart::Gate | TensorPart::Up => Some(Self::Mlp(layer)),
             TensorPart::Down => Some(Self::Down(layer)),
             TensorPart::LmHead => Some(Self::LmHead),
-            TensorPart::Embedding
-            | TensorPart::AttentionNorm
-            | TensorPart::QueryBias
-            | TensorPart::KeyBias
-            | TensorPart::ValueBias
-            | TensorPart::MlpNorm
-            | TensorPart::FinalNorm => None,
+            part => {
+                debug_assert!(part.is_never_quantized());
+                None
+            }
         }
     }
 

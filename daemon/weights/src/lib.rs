@@ -12,6 +12,7 @@ pub mod layout;
 mod limits;
 mod pruned;
 mod rope;
+mod rwkv7;
 mod shape;
 mod storage;
 mod view;
@@ -24,10 +25,13 @@ pub use self::{
     group::{TensorPart, TensorSpec, WeightGroup},
     input::MatrixInput,
     kept::KeptKvHeads,
-    limits::{CONTEXT_LENGTH_MAX, END_TOKENS_MAX, HEAD_DIM_MAX, HIDDEN_SIZE_MAX},
+    limits::{
+        CONTEXT_LENGTH_MAX, END_TOKENS_MAX, HEAD_DIM_MAX, HIDDEN_SIZE_MAX, RECURRENT_CONTEXT_LENGTH,
+    },
     pruned::KeptSizes,
     rope::{Llama3Scaling, Rope},
-    shape::{Shape, TensorNaming},
+    rwkv7::{RWKV7_HEAD_DIM, Rwkv7Part, Rwkv7Ranks},
+    shape::{LayerKind, Shape, TensorNaming},
     storage::{
         CompressedRange, MixedTensor, SourceTensor, Storage, TensorPlan, Tier, WeightFormat,
         WeightGroupPlan, weight_groups,

@@ -51,7 +51,7 @@ impl KeptSizes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{TensorNaming, WeightGroup};
+    use crate::{LayerKind, TensorNaming, WeightGroup};
 
     #[test]
     fn a_pruned_layer_has_fewer_rows_and_columns() {
@@ -68,6 +68,7 @@ mod tests {
             causal: true,
             tied: false,
             biases: true,
+            layer_kind: LayerKind::Attention,
         };
         let kept = KeptSizes {
             kv_heads: KeptKvHeads::new(&[0, 2], 3),

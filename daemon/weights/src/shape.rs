@@ -1,6 +1,8 @@
 //! The shape of a model without its weights: plans are made from it, and synthetic checkpoints.
 
-use super::{TensorPart, TensorSpec};
+mod rwkv7;
+
+use super::{Rwkv7Ranks, TensorPart, TensorSpec};
 
 /// How a family names its tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -9,6 +11,15 @@ pub enum TensorNaming {
     Llada,
     /// `model.layers.N.self_attn.q_proj` and so on, as in Hugging Face's Llama and Qwen.
     HuggingFace,
+}
+
+/// What a model's layers are made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LayerKind {
+    /// Attention and a gated MLP.
+    Attention,
+    /// RWKV-7's time mix, whose state has a fixed size, and channel mix. Its heads count as attention heads.
+    Rwkv7(Rwkv7Ranks),
 }
 
 /// The sizes of a model.
@@ -39,6 +50,8 @@ pub struct Shape {
     pub tied: bool,
     /// Whether queries, keys and values have biases.
     pub biases: bool,
+    /// What its layers are made of.
+    pub layer_kind: LayerKind,
 }
 
 impl Shape {
@@ -52,8 +65,13 @@ impl Shape {
         let kv = self.kv_heads * self.head_dim;
         // With the padding, as files have it: the last 115 of LLaDA's 126,464 rows stand for no token.
         let table = [self.padded_vocab_size, width];
-        let mut specs = vec![weight(names.embedding, &table, 0, TensorPart::Embedding)];
+        let embedding = self.embedding();
+        let mut specs = vec![weight(embedding, &table, 0, TensorPart::Embedding)];
         for layer in 0..self.layers {
+            if let LayerKind::Rwkv7(ranks) = &self.layer_kind {
+                specs.extend(rwkv7::layer_tensors(layer, width, mlp, ranks));
+                continue;
+            }
             let parts: [(&[usize], TensorPart); 9] = [
                 (&[width], TensorPart::AttentionNorm),
                 (&[queries, width], TensorPart::Query),
@@ -85,9 +103,15 @@ impl Shape {
             }
         }
         specs.push(weight(names.final_norm, &[width], 0, TensorPart::FinalNorm));
+        if let LayerKind::Rwkv7(_) = self.layer_kind {
+            specs.push(TensorSpec {
+                name: format!("{}.bias", names.final_norm),
+                ..weight(names.final_norm, &[width], 0, TensorPart::FinalNormBias)
+            });
+        }
         // A tied LM head reads the embedding's bytes a second time, as a tensor of its own.
         let head = match self.tied {
-            true => names.embedding,
+            true => embedding,
             false => names.lm_head,
         };
         specs.push(weight(head, &table, 0, TensorPart::LmHead));
@@ -97,7 +121,14 @@ impl Shape {
     /// Name of the embedding.
     #[must_use]
     pub fn embedding_name(&self) -> String {
-        format!("{}.weight", Names::of(self.naming).embedding)
+        format!("{}.weight", self.embedding())
+    }
+
+    fn embedding(&self) -> &'static str {
+        match self.layer_kind {
+            LayerKind::Rwkv7(_) => "model.embeddings",
+            LayerKind::Attention => Names::of(self.naming).embedding,
+        }
     }
 
     /// Name of an LM head that is not tied to the embedding.

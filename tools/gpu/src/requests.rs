@@ -22,7 +22,7 @@ use sluice_shared::{
     decoding::{Decoding, KvCacheReuse},
     sampling::{EosPolicy, KvCacheMode},
 };
-use sluice_weights::{Shape, TensorNaming};
+use sluice_weights::{LayerKind, Shape, TensorNaming};
 
 use super::{
     Deadline, Failure,
@@ -316,6 +316,7 @@ fn synthesis() -> SynthOptions {
             causal: false,
             tied: false,
             biases: false,
+            layer_kind: LayerKind::Attention,
         },
         dtype: SynthDType::Bf16,
         seed: 1,

@@ -14,7 +14,10 @@ use std::{error::Error, path::PathBuf, sync::atomic::AtomicBool};
 use sluice_checkpoint::Checkpoint;
 use sluice_engine::{
     decode::fidelity::{FidelitySample, SampleReading, rows},
-    model::transformer::{Interrupt, logits},
+    model::{
+        network::{Interrupt, logits},
+        sequence_memory::SequenceShape,
+    },
 };
 use sluice_formats::Format;
 use sluice_measure::{checkpoints::source, loaded::Loaded};
@@ -99,7 +102,7 @@ fn all_logits(
     samples: &[FidelitySample],
 ) -> Result<Vec<f32>, Box<dyn Error>> {
     let reading = SampleReading {
-        cache: KvCacheShape::of(&loaded.config.shape, format),
+        memory: SequenceShape::of(&loaded.config.shape, format),
         rows: PASS_ROWS,
     };
     let never = AtomicBool::new(false);

@@ -7,7 +7,7 @@
 
 use std::{error::Error, path::Path, sync::atomic::AtomicBool, time::Instant};
 
-use sluice_engine::model::transformer::{Sequence, VisibleKeys};
+use sluice_engine::model::network::{Sequence, VisibleKeys};
 use sluice_measure::loaded::Loaded;
 use sluice_ops::{Ops, device::Device, ledger::Ledger};
 use sluice_shared::{level::Level, units};

@@ -6,10 +6,10 @@ use sluice_checkpoint::Checkpoint;
 use sluice_engine::{
     MeasureFidelity, ModelId,
     decode::fidelity::{SampleReading, rows, samples},
-    model::transformer::Interrupt,
+    model::{network::Interrupt, sequence_memory::SequenceShape},
 };
 use sluice_formats::Format;
-use sluice_ops::{Activation, KvCacheShape, Ops, device::Device, ledger::Ledger};
+use sluice_ops::{Activation, Ops, device::Device, ledger::Ledger};
 use sluice_shared::level::Level;
 use sluice_tokenizer::Tokenizer;
 use sluice_weights::TensorPart;
@@ -188,7 +188,7 @@ fn hidden_rows(loaded: &Loaded, asked: &MeasureFidelity, ops: &Ops) -> Result<Ac
     let count = samples.iter().map(|sample| sample.rows.len()).sum();
     let shape = &loaded.config.shape;
     let reading = shape.causal.then(|| SampleReading {
-        cache: KvCacheShape::of(shape, Format::F32),
+        memory: SequenceShape::of(shape, Format::F32),
         rows: ROWS,
     });
     let never = AtomicBool::new(false);

@@ -7,7 +7,7 @@ use std::{
 
 use sluice_checkpoint::{Checkpoint, family::ModelConfig};
 use sluice_engine::{
-    model::transformer::Transformer,
+    model::network::Network,
     residency::{LoadOutcome, Residency, WeightReader},
 };
 use sluice_machine::Profile;
@@ -22,7 +22,7 @@ pub struct Loaded {
     /// What its `config.json` says.
     pub config: ModelConfig,
     /// Its operations.
-    pub model: Transformer,
+    pub model: Network,
     /// Its weights.
     pub weights: Residency,
     /// Their bytes.
@@ -56,7 +56,7 @@ impl Loaded {
             unreachable!("nobody cancels");
         };
         Ok(Self {
-            model: Transformer::new(config.clone(), ops)?,
+            model: Network::new(config.clone(), ops)?,
             config,
             weights,
             bytes: plan.resident_bytes(),

@@ -4,7 +4,7 @@ pub mod llama;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use sluice_weights::{Shape, TensorNaming};
+use sluice_weights::{LayerKind, Shape, TensorNaming};
 
 /// The name of the embedding.
 pub const EMBEDDING: &str = "model.transformer.wte.weight";
@@ -104,6 +104,7 @@ impl ModelConfig {
             causal: self.causal,
             tied: false,
             biases: false,
+            layer_kind: LayerKind::Attention,
         }
     }
 

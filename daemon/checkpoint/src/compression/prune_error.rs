@@ -18,6 +18,12 @@ pub enum PruneError {
         /// Why, as a phrase that follows the path.
         reason: &'static str,
     },
+    /// The model's layers have neither KV heads nor a gated MLP.
+    #[error("{path} has layers without attention, which cannot be pruned", path = path.display())]
+    WithoutAttention {
+        /// Path of the model.
+        path: PathBuf,
+    },
     /// A share is none.
     #[error("the share of {units} to remove is {share}; it must be at least 0 and below 1")]
     Share {
@@ -82,6 +88,9 @@ impl PruneError {
         match self {
             Self::NotPrunable { .. } => {
                 "give the original: a folder with safetensors, or a .sluice file that was compressed losslessly"
+            }
+            Self::WithoutAttention { .. } => {
+                "compress it, or load it at level moderate or aggressive"
             }
             Self::Share { .. } => "give shares such as --heads 0.2 --channels 0.1",
             Self::NothingLeft { .. } => "remove a smaller share",

@@ -13,7 +13,7 @@ use sluice_codec::{
     container::{ContainerPlan, ContainerWriter, Hash, PlannedTensor, extent_name},
 };
 use sluice_formats::DType;
-use sluice_weights::{Shape, TensorNaming};
+use sluice_weights::{LayerKind, Shape, TensorNaming};
 use tempfile::TempDir;
 
 use super::*;
@@ -80,6 +80,7 @@ fn synthetic(folder: &Path, element: SynthDType) -> PathBuf {
         causal: false,
         tied: false,
         biases: false,
+        layer_kind: LayerKind::Attention,
     };
     let synthesis = SynthOptions {
         shape,

@@ -14,7 +14,7 @@
 
 use serde_json::{Map, Value};
 use sluice_weights::{
-    CONTEXT_LENGTH_MAX, HIDDEN_SIZE_MAX, Llama3Scaling, Rope, Shape, TensorNaming,
+    CONTEXT_LENGTH_MAX, HIDDEN_SIZE_MAX, LayerKind, Llama3Scaling, Rope, Shape, TensorNaming,
 };
 
 use super::{
@@ -70,11 +70,12 @@ pub(super) fn read(
         // `attention_bias` is refused above: Qwen2's biases are part of its architecture, and its output projection has
         // none.
         biases: matches!(family, Family::Qwen2 | Family::Dream),
+        layer_kind: LayerKind::Attention,
     };
     Ok(ModelConfig {
         family,
         vocab_size: vocabulary,
-        rope: rope(&keys, head_dim)?,
+        rope: Some(rope(&keys, head_dim)?),
         shape,
         epsilon: keys.positive("rms_norm_eps", EPSILON)?,
         mask,
@@ -227,7 +228,7 @@ mod tests {
     fn heads_may_have_a_size_of_their_own() {
         let config = read("llama", |config| config["head_dim"] = 20.into()).unwrap();
         assert_eq!((config.shape.head_dim, config.shape.hidden_size), (20, 64));
-        assert_eq!(config.rope, Rope::plain(10_000.0, 20));
+        assert_eq!(config.rope, Some(Rope::plain(10_000.0, 20)));
         assert_eq!(read("llama", |_| {}).unwrap().shape.head_dim, 16);
     }
 
@@ -247,11 +248,11 @@ mod tests {
         });
         let rope = old.unwrap().rope;
         assert_eq!(rope, new.unwrap().rope);
-        assert_ne!(rope, Rope::plain(500_000.0, 16));
+        assert_ne!(rope, Some(Rope::plain(500_000.0, 16)));
         let default = read("llama", |config| {
             config["rope_scaling"] = json!({"type": "default"});
         });
-        assert_eq!(default.unwrap().rope, Rope::plain(10_000.0, 16));
+        assert_eq!(default.unwrap().rope, Some(Rope::plain(10_000.0, 16)));
     }
 
     #[test]

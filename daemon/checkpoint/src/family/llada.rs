@@ -6,7 +6,7 @@
 //! time-step input.
 
 use serde_json::{Map, Value};
-use sluice_weights::{CONTEXT_LENGTH_MAX, HIDDEN_SIZE_MAX, Rope, Shape, TensorNaming};
+use sluice_weights::{CONTEXT_LENGTH_MAX, HIDDEN_SIZE_MAX, LayerKind, Rope, Shape, TensorNaming};
 
 use super::{
     Family, MaskToken, ModelConfig,
@@ -71,11 +71,15 @@ pub(super) fn read(
         causal: false,
         tied: false,
         biases: false,
+        layer_kind: LayerKind::Attention,
     };
     Ok(ModelConfig {
         family: Family::Llada,
         vocab_size: vocabulary,
-        rope: Rope::plain(keys.positive("rope_theta", 10_000.0)?, head_dim),
+        rope: Some(Rope::plain(
+            keys.positive("rope_theta", 10_000.0)?,
+            head_dim,
+        )),
         shape,
         epsilon: keys.positive("rms_norm_eps", 1e-5)?,
         mask: Some(MaskToken {
@@ -148,7 +152,7 @@ mod tests {
             (126_336, 4096)
         );
         assert_eq!(config.eos_token_ids, [126_081]);
-        assert_eq!(config.rope, Rope::plain(500_000.0, 128));
+        assert_eq!(config.rope, Some(Rope::plain(500_000.0, 128)));
     }
 
     #[test]
@@ -156,7 +160,7 @@ mod tests {
         let config = read(|_| {}).unwrap();
         assert_eq!(
             (config.shape.kv_heads, config.rope),
-            (4, Rope::plain(10_000.0, 16))
+            (4, Some(Rope::plain(10_000.0, 16)))
         );
         let config = read(|config| {
             config["multi_query_attention"] = true.into();
@@ -184,7 +188,7 @@ mod tests {
         let refusal = |key: &str, value: Value| read(|config| config[key] = value).unwrap_err();
         assert_eq!(
             refusal("model_type", "mamba".into()),
-            "unsupported architecture \"mamba\"; supported are llada, llama, mistral, qwen2, Dream"
+            "unsupported architecture \"mamba\"; supported are llada, llama, mistral, qwen2, Dream, rwkv7"
         );
         let with_experts = read(|config| {
             config["architectures"] = json!(["LLaDAMoEModelLM"]);
@@ -192,7 +196,7 @@ mod tests {
         });
         assert_eq!(
             with_experts.unwrap_err(),
-            "unsupported architecture \"LLaDAMoEModelLM\"; supported are llada, llama, mistral, qwen2, Dream"
+            "unsupported architecture \"LLaDAMoEModelLM\"; supported are llada, llama, mistral, qwen2, Dream, rwkv7"
         );
         assert_eq!(
             refusal("alibi", true.into()),

@@ -1,6 +1,6 @@
 //! Shapes of published models.
 
-use sluice_weights::{Shape, TensorNaming};
+use sluice_weights::{LayerKind, Shape, TensorNaming};
 
 use super::{Family, ModelConfig};
 
@@ -55,6 +55,7 @@ pub static PUBLISHED_SHAPES: [PublishedShape; 5] = [
             causal: false,
             tied: false,
             biases: false,
+            layer_kind: LayerKind::Attention,
         },
     },
     PublishedShape {
@@ -74,6 +75,7 @@ pub static PUBLISHED_SHAPES: [PublishedShape; 5] = [
             causal: false,
             tied: false,
             biases: false,
+            layer_kind: LayerKind::Attention,
         },
     },
     PublishedShape {
@@ -93,6 +95,7 @@ pub static PUBLISHED_SHAPES: [PublishedShape; 5] = [
             causal: true,
             tied: false,
             biases: false,
+            layer_kind: LayerKind::Attention,
         },
     },
     PublishedShape {
@@ -112,6 +115,7 @@ pub static PUBLISHED_SHAPES: [PublishedShape; 5] = [
             causal: true,
             tied: false,
             biases: false,
+            layer_kind: LayerKind::Attention,
         },
     },
     PublishedShape {
@@ -131,6 +135,7 @@ pub static PUBLISHED_SHAPES: [PublishedShape; 5] = [
             causal: false,
             tied: false,
             biases: true,
+            layer_kind: LayerKind::Attention,
         },
     },
 ];

@@ -86,8 +86,8 @@ impl Gguf {
             );
             return Err(self.metadata.problem(&key, problem));
         }
-        if let Some(factors) = rope_factors {
-            let frequencies = &mut config.rope.frequencies;
+        if let (Some(factors), Some(rope)) = (rope_factors, &mut config.rope) {
+            let frequencies = &mut rope.frequencies;
             // Frequencies are divided by these factors.
             let is_sound = |factor: &f32| factor.is_finite() && *factor > 0.0;
             if factors.len() != frequencies.len() || !factors.iter().all(is_sound) {

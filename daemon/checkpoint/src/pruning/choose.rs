@@ -126,7 +126,7 @@ fn ranked(scores: &[f64]) -> Vec<usize> {
 
 #[cfg(test)]
 mod tests {
-    use sluice_weights::TensorNaming;
+    use sluice_weights::{LayerKind, TensorNaming};
 
     use super::*;
 
@@ -144,6 +144,7 @@ mod tests {
             causal: true,
             tied: false,
             biases: false,
+            layer_kind: LayerKind::Attention,
         }
     }
 

@@ -15,7 +15,7 @@ use sluice_codec::{
     encode,
 };
 use sluice_shared::{compression::TILE_ELEMENTS_DEFAULT, pruning::PruneScore};
-use sluice_weights::{Shape, SourceTensor};
+use sluice_weights::{LayerKind, Shape, SourceTensor};
 
 use super::{
     PruneShares, PruningRecord, RECORD_FILE,
@@ -123,17 +123,21 @@ pub fn prune(
     }
     let checkpoint = Checkpoint::open(source)?;
     let (folder, shards) = weight_files(source)?;
+    let path = match &folder {
+        Source::Folder(folder) => folder.join(&shards[0]),
+        Source::Embedded(_) => shards[0].clone().into(),
+    };
     let not_prunable = |reason| PruneError::NotPrunable {
-        path: match &folder {
-            Source::Folder(folder) => folder.join(&shards[0]),
-            Source::Embedded(_) => shards[0].clone().into(),
-        },
+        path: path.clone(),
         reason,
     };
     if checkpoint.gguf.is_some() {
         return Err(not_prunable("is a GGUF file, whose weights are quantized").into());
     }
     let shape = checkpoint.model()?.shape;
+    if shape.layer_kind != LayerKind::Attention {
+        return Err(PruneError::WithoutAttention { path }.into());
+    }
     if checkpoint.pruning(&shape)?.is_some() {
         return Err(not_prunable("was pruned already").into());
     }

@@ -201,7 +201,7 @@ fn check_removed(indices: impl Iterator<Item = usize>, all: usize) -> Result<(),
 
 #[cfg(test)]
 mod tests {
-    use sluice_weights::TensorNaming;
+    use sluice_weights::{LayerKind, TensorNaming};
 
     use super::*;
 
@@ -219,6 +219,7 @@ mod tests {
             causal: false,
             tied: false,
             biases: false,
+            layer_kind: LayerKind::Attention,
         }
     }
 

@@ -1,7 +1,7 @@
 //! What is written loads, repeats by its seed, and leaves nothing behind when it fails.
 
 use sluice_formats::Format;
-use sluice_weights::TensorNaming;
+use sluice_weights::{LayerKind, TensorNaming};
 use tempfile::TempDir;
 
 use super::*;
@@ -25,6 +25,7 @@ fn tiny() -> SynthOptions {
             causal: false,
             tied: false,
             biases: false,
+            layer_kind: LayerKind::Attention,
         },
         dtype: SynthDType::Bf16,
         seed: 7,

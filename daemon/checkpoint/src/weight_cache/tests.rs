@@ -9,7 +9,7 @@ use ::safetensors::SafeTensors;
 use rustix::fs::FlockOperation;
 use sluice_machine::Profile;
 use sluice_plan::{BLOCK_DEFAULT, Machine, Plan, PlanInput, WorkingMemory, Workload};
-use sluice_weights::{Shape, TensorNaming};
+use sluice_weights::{LayerKind, Shape, TensorNaming};
 use tempfile::TempDir;
 
 use super::{write::check_free_space, *};
@@ -30,6 +30,7 @@ fn shape() -> Shape {
         causal: false,
         tied: false,
         biases: false,
+        layer_kind: LayerKind::Attention,
     }
 }
 

@@ -15,6 +15,12 @@ pub enum CalibrateError {
     /// The file can't be written, or the text is too little.
     #[error(transparent)]
     File(#[from] CalibrationError),
+    /// The inputs of the model's matrices are not those that a calibration has.
+    #[error("{family} models cannot be calibrated: only layers of attention and a gated MLP can")]
+    Layers {
+        /// The model's family.
+        family: &'static str,
+    },
     /// The statistics of one input exceed the memory limit.
     #[error(
         "the statistics of {input} take {needed_bytes} bytes with the rows that wait for them; the limit is {limit_bytes}"

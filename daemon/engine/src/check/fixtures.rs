@@ -11,7 +11,7 @@ use safetensors::SafeTensors;
 use serde_json::Value;
 use sluice_checkpoint::{Checkpoint, CheckpointError, Source};
 use sluice_formats::DType;
-use sluice_ops::{KvCacheShape, Ops};
+use sluice_ops::Ops;
 use sluice_plan::{Plan, PlanError, resolve_kv_cache_format};
 use sluice_shared::{
     decoding::{Decoding, KvCacheReuse},
@@ -26,7 +26,10 @@ use crate::{
     Engine, EngineOptions, Generate, ModelId, Outcome, PlanSettings, Work,
     error::EngineError,
     event::GenerationResult,
-    model::transformer::{Interrupt, Sequence, Transformer, VisibleKeys, logits},
+    model::{
+        network::{Interrupt, Network, Sequence, VisibleKeys, logits},
+        sequence_memory::{SequenceMemory, SequenceShape},
+    },
     residency::{LoadOutcome, Residency, WeightReader},
 };
 
@@ -119,7 +122,7 @@ pub fn fixture_forwards(
     let checkpoint = Checkpoint::open(&Source::Folder(folder.to_owned()))?;
     let config = checkpoint.model()?;
     let shape = config.shape.clone();
-    let model = Transformer::new(config, ops)?;
+    let model = Network::new(config, ops)?;
     let sources = checkpoint.model_sources(&shape)?;
     let Some(plan) = plan_for(&shape, &sources)? else {
         return Ok(Vec::new());
@@ -183,13 +186,13 @@ pub fn fixture_forwards(
     Ok(forwards)
 }
 
-/// Rows of an autoregressive sequence that go through the layers together: few, so that most of them read the KV cache.
+/// Rows of an autoregressive sequence that go through the layers together: few, so that most of them read what was kept of the rows before.
 const AUTOREGRESSIVE_ROWS: usize = 7;
 
 /// The logits of the last `kept` positions of each text; all texts go through the model together, a few rows at a time.
 fn autoregressive_logits(
     ops: &Ops,
-    model: &Transformer,
+    model: &Network,
     weights: &Residency,
     shape: &Shape,
     texts: &[Vec<u32>],
@@ -200,11 +203,11 @@ fn autoregressive_logits(
     let profile = ops.device().profile();
     let format = resolve_kv_cache_format(KvCacheFormat::F32, &profile)
         .or_else(|_| resolve_kv_cache_format(KvCacheFormat::Auto, &profile));
-    let cache_shape = KvCacheShape::of(shape, format.map_err(EngineError::from)?);
-    let caches = texts
+    let memory = SequenceShape::of(shape, format.map_err(EngineError::from)?);
+    let memories = texts
         .iter()
-        .map(|text| ops.kv_cache(cache_shape, text.len()));
-    let mut caches = caches.collect::<Result<Vec<_>, _>>()?;
+        .map(|text| SequenceMemory::new(ops, memory, text.len()));
+    let mut memories = memories.collect::<Result<Vec<_>, _>>()?;
     let mut all = vec![Vec::new(); texts.len()];
     let longest = texts.iter().map(Vec::len).max().unwrap_or(0);
     for start in (0..longest).step_by(AUTOREGRESSIVE_ROWS) {
@@ -220,12 +223,12 @@ fn autoregressive_logits(
         };
         let wanted: Vec<_> = texts.iter().map(wanted).collect();
         let positions: Vec<_> = (0..longest).collect();
-        let mut next: Vec<_> = (texts.iter().zip(&wanted).zip(&mut caches))
-            .map(|((text, wanted), cache)| Sequence {
+        let mut next: Vec<_> = (texts.iter().zip(&wanted).zip(&mut memories))
+            .map(|((text, wanted), memory)| Sequence {
                 tokens: &text[rows(text)],
                 positions: &positions[rows(text)],
                 wanted,
-                sees: VisibleKeys::Before { cache },
+                sees: memory.sees(),
             })
             .collect();
         let hidden = model.forward(ops, weights, &mut next, &never);

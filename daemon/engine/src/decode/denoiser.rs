@@ -13,7 +13,7 @@ use sluice_weights::TensorPart;
 use super::reach::PassReach;
 use crate::{
     event::{Event, Outcome, PassCost},
-    model::transformer::{Interrupt, Sequence, Transformer, VisibleKeys, acquire},
+    model::network::{Interrupt, Network, Sequence, VisibleKeys, acquire},
     residency::Residency,
 };
 
@@ -138,7 +138,7 @@ pub struct Denoiser<'a> {
     /// The operations of the device.
     pub ops: &'a Ops,
     /// The model's layers, without weights.
-    pub model: &'a Transformer,
+    pub model: &'a Network,
     /// The model's weights, resident or streamed.
     pub weights: &'a Residency,
     /// The vocabulary's size, and the ids with a meaning of their own.

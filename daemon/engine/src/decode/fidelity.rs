@@ -8,11 +8,14 @@ use std::sync::atomic::AtomicBool;
 
 use sluice_checkpoint::family::MaskToken;
 use sluice_formats::noise::Noise;
-use sluice_ops::{Activation, KvCacheShape, Ops};
+use sluice_ops::{Activation, Ops};
 
 use crate::{
     error::EngineError,
-    model::transformer::{Interrupt, Sequence, Transformer, VisibleKeys},
+    model::{
+        network::{Interrupt, Network, Sequence, VisibleKeys},
+        sequence_memory::{SequenceMemory, SequenceShape},
+    },
     request::MeasureFidelity,
     residency::Residency,
 };
@@ -88,8 +91,8 @@ fn continued(text: &[u32]) -> FidelitySample {
 /// How an autoregressive model reads a sample.
 #[derive(Debug, Clone, Copy)]
 pub struct SampleReading {
-    /// Shape and format of the KV cache.
-    pub cache: KvCacheShape,
+    /// What is kept of the tokens before.
+    pub memory: SequenceShape,
     /// Most tokens that go through the layers together.
     pub rows: usize,
 }
@@ -101,7 +104,7 @@ pub struct SampleReading {
 pub fn rows(
     sample: &FidelitySample,
     ops: &Ops,
-    (model, weights): (&Transformer, &Residency),
+    (model, weights): (&Network, &Residency),
     reading: Option<SampleReading>,
     cancel: &AtomicBool,
     take: &mut dyn FnMut(&Activation) -> Result<(), EngineError>,
@@ -121,18 +124,17 @@ pub fn rows(
         let hidden = model.forward(ops, weights, &mut [sequence], cancel)?;
         return Ok(take(&hidden)?);
     };
-    let mut cache = ops.kv_cache(reading.cache, sample.tokens.len())?;
+    let mut memory = SequenceMemory::new(ops, reading.memory, sample.tokens.len())?;
     // In chunks, as requests read their prompts: the plan has activations for no more rows at once.
     for (index, tokens) in sample.tokens.chunks(reading.rows).enumerate() {
         let start = index * reading.rows;
         let here = |row: &usize| row.checked_sub(start).filter(|&row| row < tokens.len());
         let wanted: Vec<usize> = sample.rows.iter().filter_map(here).collect();
-        let cache = &mut cache;
         let next = Sequence {
             tokens,
             positions: &positions[start..][..tokens.len()],
             wanted: &wanted,
-            sees: VisibleKeys::Before { cache },
+            sees: memory.sees(),
         };
         let hidden = model.forward(ops, weights, &mut [next], cancel)?;
         take(&hidden)?;

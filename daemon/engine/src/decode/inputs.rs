@@ -9,7 +9,10 @@ use sluice_weights::MatrixInput;
 use super::fidelity::SampleReading;
 use crate::{
     error::EngineError,
-    model::transformer::{InputObserver, Interrupt, Sequence, Transformer, VisibleKeys},
+    model::{
+        network::{InputObserver, Interrupt, Network, Sequence, VisibleKeys},
+        sequence_memory::SequenceMemory,
+    },
     request::{CollectInputs, InputPass, InputRows, InputSink},
     residency::Residency,
 };
@@ -61,7 +64,7 @@ impl<'a> InputReader<'a> {
     pub fn run(
         &mut self,
         ops: &Ops,
-        (model, weights): (&Transformer, &Residency),
+        (model, weights): (&Network, &Residency),
         reading: Option<SampleReading>,
         cancel: &AtomicBool,
     ) -> Result<(), Interrupt> {
@@ -77,7 +80,7 @@ impl<'a> InputReader<'a> {
             };
             return self.part(ops, (model, weights), sequence, cancel);
         };
-        let mut cache = ops.kv_cache(reading.cache, tokens.len())?;
+        let mut memory = SequenceMemory::new(ops, reading.memory, tokens.len())?;
         // In chunks, as requests read their prompts: the plan has activations for no more rows at once.
         for start in (0..tokens.len()).step_by(reading.rows) {
             let part = start..tokens.len().min(start + reading.rows);
@@ -89,7 +92,7 @@ impl<'a> InputReader<'a> {
                 tokens: &tokens[part.clone()],
                 positions: &positions[part],
                 wanted: &wanted,
-                sees: VisibleKeys::Before { cache: &mut cache },
+                sees: memory.sees(),
             };
             self.part(ops, (model, weights), next, cancel)?;
         }
@@ -99,7 +102,7 @@ impl<'a> InputReader<'a> {
     fn part(
         &mut self,
         ops: &Ops,
-        (model, weights): (&Transformer, &Residency),
+        (model, weights): (&Network, &Residency),
         sequence: Sequence<'_>,
         cancel: &AtomicBool,
     ) -> Result<(), Interrupt> {

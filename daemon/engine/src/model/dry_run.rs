@@ -8,7 +8,7 @@ use sluice_formats::{Format, noise::Noise};
 use sluice_machine::{MemoryKind, Profile, page::PAGE_BYTES};
 use sluice_ops::{
     Activation, KvCacheShape, LmHeadGroup, LmHeadRow, Ops, RankingScore, SamplingParams,
-    device::Device, ledger::Ledger,
+    StateShape, device::Device, ledger::Ledger,
 };
 use sluice_plan::{
     WorkingMemory, Workload, decompressed::mlp_rows, resolve_canvas_kv_cache_format,
@@ -17,7 +17,10 @@ use sluice_plan::{
 use sluice_shared::level::KvCacheFormat;
 use sluice_weights::{SourceTensor, TensorPart, WeightGroupPlan, weight_groups};
 
-use super::transformer::{Interrupt, Sequence, Transformer, VisibleKeys};
+use super::{
+    network::{Interrupt, Network, Sequence, VisibleKeys},
+    sequence_memory::{SequenceMemory, SequenceShape},
+};
 use crate::{error::EngineError, residency::Residency};
 
 /// A dry run of a model's passes, for any workload.
@@ -60,7 +63,7 @@ impl DryRun {
         let ops = Ops::new(Device::dry_run(self.profile), ledger.clone())?;
         // An empty arena: everything beyond it is counted in the ledger, with an arena's own rule.
         ops.reserve(0)?;
-        let mut model = Transformer::new(self.config.clone(), &ops)?;
+        let mut model = Network::new(self.config.clone(), &ops)?;
         // The intermediate matrices of an MLP are a large part of a pass's activations, so the plan depends on this
         // number.
         model.set_mlp_rows(mlp_rows);
@@ -82,7 +85,8 @@ impl DryRun {
             tables_bytes: peak(MemoryKind::Weights),
             activation_bytes: ops.activation_bytes(),
             kv_cache_bytes: peak(MemoryKind::KvCache),
-            kv_cache_format: cache,
+            kv_cache_format: cache.filter(|_| StateShape::of(&self.config.shape).is_none()),
+            state_bytes: peak(MemoryKind::State),
             logits_bytes: peak(MemoryKind::Logits),
             scratch_bytes: peak(MemoryKind::Scratch),
             mlp_rows,
@@ -93,7 +97,7 @@ impl DryRun {
     fn autoregressive_pass(
         &self,
         ops: &Ops,
-        model: &Transformer,
+        model: &Network,
         workload: &Workload,
         mlp_rows: usize,
         format: Format,
@@ -102,18 +106,16 @@ impl DryRun {
         let shape = &self.config.shape;
         let requests = workload.batch_requests;
         let mut logits = ops.logits_rows(requests, shape.padded_vocab_size)?;
-        let cache_shape = KvCacheShape::of(shape, format);
+        let memory = SequenceShape::of(shape, format);
         let capacities = even_shares(workload.rows(), requests);
-        let mut caches = capacities
-            .map(|capacity| ops.kv_cache(cache_shape, capacity))
+        let mut memories = capacities
+            .map(|capacity| SequenceMemory::new(ops, memory, capacity))
             .collect::<Result<Vec<_>, _>>()?;
-        // Each cache is rounded up to a page. With different lengths only their sum is known, so a page is added for
-        // each.
         let _ends = match workload.is_uniform() {
             true => None,
             false => Some(
                 ops.ledger()
-                    .reserve(MemoryKind::KvCache, ((requests - 1) * PAGE_BYTES) as u64)?,
+                    .reserve(MemoryKind::KvCache, memory.uneven_bytes(requests) as u64)?,
             ),
         };
         // As many as `share_rows` gives out, which real passes call with the same number.
@@ -122,13 +124,13 @@ impl DryRun {
             .map(|rows| vec![0; rows])
             .collect();
         let positions: Vec<_> = (0..rows).collect();
-        let mut next: Vec<_> = (tokens.iter().zip(&mut caches))
-            .map(|(tokens, cache)| Sequence {
+        let mut next: Vec<_> = (tokens.iter().zip(&mut memories))
+            .map(|(tokens, memory)| Sequence {
                 tokens,
                 positions: &positions[..tokens.len()],
                 // A pass reads at most one row of a request: the one that predicts its next token.
                 wanted: &[0],
-                sees: VisibleKeys::Before { cache },
+                sees: memory.sees(),
             })
             .collect();
         let never = AtomicBool::new(false);
@@ -144,7 +146,7 @@ impl DryRun {
     fn pass(
         &self,
         ops: &Ops,
-        model: &Transformer,
+        model: &Network,
         workload: &Workload,
         kept: Format,
     ) -> Result<(), EngineError> {

@@ -24,7 +24,7 @@ use sluice_weights::{SourceTensor, TensorPart, TensorSpec, weight_groups};
 
 use super::{
     dry_run::DryRun,
-    transformer::{Interrupt, Sequence, Transformer, VisibleKeys},
+    network::{Interrupt, Network, Sequence, VisibleKeys},
 };
 use crate::residency::{LoadOutcome, Residency, WeightReader};
 
@@ -33,7 +33,7 @@ const MLP_ROWS: usize = 16;
 /// A tiny model, on a device or in a dry run of one.
 struct World {
     ops: Ops,
-    model: Transformer,
+    model: Network,
     weights: Residency,
     config: ModelConfig,
     sources: Vec<SourceTensor>,
@@ -66,7 +66,7 @@ impl World {
             false => Ops::new(Device::cpu(2).unwrap(), Ledger::default()),
         };
         let ops = ops.unwrap();
-        let mut model = Transformer::new(config.clone(), &ops).unwrap();
+        let mut model = Network::new(config.clone(), &ops).unwrap();
         model.set_mlp_rows(MLP_ROWS);
         let weights = match is_dry_run {
             true => Residency::dry_run(&weight_groups(&sources)),

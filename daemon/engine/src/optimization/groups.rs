@@ -32,13 +32,10 @@ impl GroupKind {
             TensorPart::Gate | TensorPart::Up => Some(Self::GateUp),
             TensorPart::Down => Some(Self::Down),
             TensorPart::LmHead => Some(Self::LmHead),
-            TensorPart::Embedding
-            | TensorPart::AttentionNorm
-            | TensorPart::QueryBias
-            | TensorPart::KeyBias
-            | TensorPart::ValueBias
-            | TensorPart::MlpNorm
-            | TensorPart::FinalNorm => None,
+            part => {
+                debug_assert!(part.is_never_quantized());
+                None
+            }
         }
     }
 }

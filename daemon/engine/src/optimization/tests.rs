@@ -15,7 +15,7 @@ use sluice_checkpoint::{
 };
 use sluice_plan::Workload;
 use sluice_shared::options::{Budget, PlanOptions};
-use sluice_weights::{Shape, TensorNaming};
+use sluice_weights::{LayerKind, Shape, TensorNaming};
 use tempfile::TempDir;
 
 use super::*;
@@ -573,6 +573,7 @@ fn a_tied_lm_head_is_quantized_in_a_file_as_it_is_in_force() {
         causal: true,
         tied: true,
         biases: false,
+        layer_kind: LayerKind::Attention,
     };
     let never = AtomicBool::new(false);
     let synthesis = SynthOptions {

@@ -1,10 +1,10 @@
-//! Requests to autoregressive models: the KV cache is kept for as long as a request runs, and afterwards as a prefix
-//! cache while memory allows, since the next turn of a conversation begins with the one before.
+//! Requests to autoregressive models: the KV cache, or the state, is kept for as long as a request runs, and afterwards
+//! as a prefix cache while memory allows, since the next turn of a conversation begins with the one before.
 
 use std::sync::{Arc, atomic::AtomicBool};
 
 use sluice_machine::Profile;
-use sluice_ops::{Activation, Candidate, KvCache, KvCacheShape, LogitsRows, Ops, OpsError, Phase};
+use sluice_ops::{Activation, Candidate, LogitsRows, Ops, OpsError, Phase, RecurrentState};
 use sluice_plan::{Workload, compute_format, resolve_kv_cache_format};
 use sluice_shared::level::KvCacheFormat;
 use sluice_weights::{Storage, TensorPart};
@@ -19,15 +19,22 @@ use crate::{
     decode::autoregressive::{Continuation, share_rows},
     error::EngineError,
     event::{Event, GenerationResult, PassCost},
-    model::transformer::{Interrupt, Sequence, VisibleKeys, acquire},
+    model::{
+        network::{Interrupt, Sequence, VisibleKeys, acquire},
+        sequence_memory::{SequenceMemory, SequenceShape},
+    },
     request::Generate,
     residency::Residency,
 };
 
-/// A request to an autoregressive model, and its KV cache.
+/// A request to an autoregressive model, and what is kept of its tokens.
 pub(super) struct AutoregressiveRequest {
     continuation: Continuation,
-    cache: KvCache,
+    memory: SequenceMemory,
+    /// Where a state is to be kept once it has read all of the prompt but its last token, for other answers to it.
+    fork: Option<RecurrentState>,
+    /// Tokens of the prompt.
+    prompt_len: usize,
     watch: WeightsWatch,
     notices: Vec<String>,
 }
@@ -71,7 +78,7 @@ impl WeightsWatch {
 }
 
 impl AutoregressiveRequest {
-    /// Allocates its KV cache, and copies what the prefix cache has of its prompt.
+    /// Allocates its memory, and copies what the prefix cache has of its prompt.
     pub(super) fn start(
         worker: &mut Worker,
         request: &Generate,
@@ -82,18 +89,21 @@ impl AutoregressiveRequest {
         let profile = worker.ops.device().profile();
         let current = worker.current_mut()?;
         let kv = current.serving_kv_cache_format.unwrap_or_default();
-        let shape = KvCacheShape::of(
+        let shape = SequenceShape::of(
             &current.planner.config.shape,
             resolve_kv_cache_format(kv, &profile)?,
         );
         let vocabulary = Arc::clone(&current.vocabulary);
         // `evict_prefixes` has dropped entries of other weights, so the copied prefix belongs to these, too.
         let watch = WeightsWatch::new(&current.weights);
-        let mut cache = worker.ops.kv_cache(shape, capacity)?;
-        worker.reuse_prefix(&request.prompt, &mut cache)?;
+        let mut memory = SequenceMemory::new(&worker.ops, shape, capacity)?;
+        worker.reuse_prefix(&request.prompt, &mut memory)?;
+        let fork = worker.fork_for(shape, request.prompt.len(), memory.len());
         Ok(Self {
             continuation: Continuation::new(request.clone(), text, vocabulary),
-            cache,
+            memory,
+            fork,
+            prompt_len: request.prompt.len(),
             watch,
             notices: Vec::new(),
         })
@@ -101,7 +111,10 @@ impl AutoregressiveRequest {
 
     /// Emits the first event.
     pub(super) fn tell_start(&mut self, profile: &Profile, emit: &mut dyn FnMut(Event)) {
-        let is_exact = self.cache.shape().format == compute_format(profile);
+        let is_exact = match self.memory.shape() {
+            SequenceShape::KvCache(shape) => shape.format == compute_format(profile),
+            SequenceShape::State(_) => true,
+        };
         self.continuation.start(is_exact, emit);
     }
 
@@ -119,19 +132,20 @@ impl AutoregressiveRequest {
     pub(super) fn finish(self, keeper: Option<&mut Worker>) -> GenerationResult {
         let Self {
             continuation,
-            cache,
+            mut memory,
             mut watch,
             ..
         } = self;
         if let Some(worker) = keeper {
             // The weights may have changed since the last pass that succeeded.
             if let Some(current) = &worker.current {
-                watch.look(&current.weights, !cache.is_empty());
+                watch.look(&current.weights, !memory.is_empty());
             }
             if !watch.storages.is_empty() {
+                memory.settle();
                 worker.keep_prefix(KeptPrefix {
-                    tokens: continuation.sequence()[..cache.len()].to_vec(),
-                    cache,
+                    tokens: continuation.sequence()[..memory.len()].to_vec(),
+                    memory,
                     storages: watch.storages,
                 });
             }
@@ -140,7 +154,18 @@ impl AutoregressiveRequest {
     }
 
     fn unread(&self) -> usize {
-        self.continuation.sequence().len() - self.cache.len()
+        self.continuation.sequence().len() - self.memory.len()
+    }
+
+    /// The state after all of the prompt but its last token, once a pass has read so far, if it was computed with the
+    /// present weights.
+    pub(super) fn take_fork(&mut self) -> Option<KeptPrefix> {
+        let state = self.fork.take_if(|fork| !fork.is_empty())?;
+        (!self.watch.storages.is_empty()).then(|| KeptPrefix {
+            tokens: self.continuation.sequence()[..state.len()].to_vec(),
+            memory: SequenceMemory::State(state),
+            storages: self.watch.storages.clone(),
+        })
     }
 
     /// Takes the result of a pass that read so many rows of it.
@@ -180,35 +205,46 @@ pub(super) fn pass(
             false => Vec::new(),
         })
         .collect();
-    let last = requests
-        .iter()
-        .map(|request| request.continuation.sequence().len());
-    let positions: Vec<usize> = (0..last.max().unwrap_or(0)).collect();
+    let positions: Vec<Vec<usize>> = (requests.iter().zip(&shares))
+        .map(|(request, rows)| (request.memory.len()..request.memory.len() + rows).collect())
+        .collect();
     let mut next = Vec::new();
-    for ((request, &rows), wanted) in requests.iter_mut().zip(&shares).zip(&wanted) {
+    let parts = positions.iter().zip(&wanted);
+    for (request, (positions, wanted)) in requests.iter_mut().zip(parts) {
         let AutoregressiveRequest {
             continuation,
-            cache,
+            memory,
+            fork,
+            prompt_len,
             watch,
             notices,
         } = &mut **request;
-        if watch.look(weights, !cache.is_empty()) {
+        if watch.look(weights, !memory.is_empty()) {
             notices.push(format!(
-                "the weights changed: the KV cache of the first {} positions was computed with the previous weights",
-                cache.len()
+                "the weights changed: the {} of the first {} positions was computed with the previous weights",
+                memory.shape().name(),
+                memory.len()
             ));
         }
-        // The cache's length says how far the sequence was read, so a pass that failed simply reads the same tokens
+        let Some(&first) = positions.first() else {
+            continue;
+        };
+        // The memory's length says how far the sequence was read, so a pass that failed simply reads the same tokens
         // again.
-        let tokens = &continuation.sequence()[cache.len()..][..rows];
-        if rows > 0 {
-            next.push(Sequence {
-                tokens,
-                positions: &positions[cache.len()..][..rows],
-                wanted,
-                sees: VisibleKeys::Before { cache },
-            });
+        let tokens = &continuation.sequence()[first..][..positions.len()];
+        let before_last = (*prompt_len - 1).saturating_sub(first);
+        let mut sees = memory.sees();
+        if let (VisibleKeys::State { fork: place, .. }, Some(fork)) = (&mut sees, fork)
+            && (1..tokens.len()).contains(&before_last)
+        {
+            *place = Some((before_last, fork));
         }
+        next.push(Sequence {
+            tokens,
+            positions,
+            wanted,
+            sees,
+        });
     }
     let hidden = model.forward(ops, weights, &mut next, cancel)?;
     let chosen = match hidden.is_empty() {
@@ -218,7 +254,9 @@ pub(super) fn pass(
     if chosen.is_err() {
         // Memory may have run short after the layers: the rows are read again by the next try.
         for (request, &rows) in requests.iter_mut().zip(&shares) {
-            request.cache.take_back(rows);
+            if rows > 0 {
+                request.memory.take_back(rows);
+            }
         }
     }
     let reads = shares
@@ -265,7 +303,7 @@ fn choose(
             let _timed = ops.timed(Phase::Sampling);
             let (logits, order) = ops.read_logits(logits, row)?;
             row += 1;
-            let position = request.cache.len() - 1;
+            let position = request.memory.len() - 1;
             // Its own state is left as it was, and the weights are not touched.
             let chosen = contained(|| request.continuation.choose(logits, order))?;
             chosen
@@ -288,12 +326,12 @@ impl Worker {
         let profile = self.ops.device().profile();
         let current = self.current_mut()?;
         let storages = current.weights.storages();
-        let shape = KvCacheShape::of(
+        let shape = SequenceShape::of(
             &current.planner.config.shape,
             resolve_kv_cache_format(kv_cache_format, &profile)?,
         );
         let is_of_use =
-            |kept: &KeptPrefix| kept.cache.shape() == shape && kept.storages == storages;
+            |kept: &KeptPrefix| kept.memory.shape() == shape && kept.storages == storages;
         current.prefix_cache.retain(is_of_use);
         // Moved to the end, where eviction comes last.
         if let Some((best, _)) = longest_prefix(&current.prefix_cache, prompt) {
@@ -312,13 +350,17 @@ impl Worker {
     }
 
     /// Copies the longest cached prefix of the prompt, except the prompt's last token, whose logits are needed.
-    fn reuse_prefix(&mut self, prompt: &[u32], cache: &mut KvCache) -> Result<(), EngineError> {
+    fn reuse_prefix(
+        &mut self,
+        prompt: &[u32],
+        memory: &mut SequenceMemory,
+    ) -> Result<(), EngineError> {
         let Self { ops, current, .. } = self;
         let kept = &mut current.as_mut().ok_or(EngineError::NoModel)?.prefix_cache;
         let Some((best, same)) = longest_prefix(kept, prompt) else {
             return Ok(());
         };
-        ops.copy_kv_cache(cache, &kept[best].cache, same.min(prompt.len() - 1))?;
+        memory.copy_from(ops, &kept[best].memory, same)?;
         // A conversation that continues takes its entry's place; an entry that only shares a beginning stays.
         if same == kept[best].tokens.len() {
             kept.remove(best);
@@ -326,8 +368,30 @@ impl Worker {
         Ok(())
     }
 
+    /// Memory for a state that has read a prompt but for its last token, if the request will read so far and there is
+    /// room to keep one. Without it, other answers to the same prompt read it again.
+    fn fork_for(
+        &mut self,
+        shape: SequenceShape,
+        prompt_len: usize,
+        read: usize,
+    ) -> Option<RecurrentState> {
+        let SequenceShape::State(shape) = shape else {
+            return None;
+        };
+        let (_, budget) = self.aim();
+        let current = self.current.as_ref()?;
+        let peak = (current.plan.peak_bytes()).max(current.as_it_stands().peak_bytes());
+        let bytes = (shape.bytes() / 2) as u64;
+        let fits = peak + prefix_cache_bytes(&current.prefix_cache) + bytes <= budget;
+        if read + 1 >= prompt_len || !fits || self.has_promised_budget() {
+            return None;
+        }
+        self.ops.kept_state(shape).ok()
+    }
+
     /// Adds an entry to the prefix cache, if it fits beside everything that the plan may take.
-    fn keep_prefix(&mut self, left: KeptPrefix) {
+    pub(super) fn keep_prefix(&mut self, left: KeptPrefix) {
         let (_, budget) = self.aim();
         // A load was promised the memory, though it has not taken all of it yet.
         if self.has_promised_budget() {

@@ -25,7 +25,7 @@ use crate::{
     decode::{Denoiser, PassRequest, RequestMemory, score::ScoreEstimate},
     error::EngineError,
     event::{Event, Outcome, RequestListener},
-    model::transformer::Interrupt,
+    model::network::Interrupt,
     request::Work,
     schedule::Job,
 };
@@ -515,6 +515,11 @@ impl Batch<'_> {
         }
         let (reads, cost) = result?;
         for (member, read) in members.iter_mut().zip(reads) {
+            if let RunningWork::Autoregressive(continuing) = &mut member.work
+                && let Some(fork) = continuing.take_fork()
+            {
+                served.worker.keep_prefix(fork);
+            }
             let mut emit = |event| member.listener.tell(event);
             if let RunningWork::Autoregressive(continuing) = &mut member.work {
                 let taken = contained(|| continuing.take(read, &cost, &mut emit));

@@ -1,6 +1,5 @@
 //! Passes of which somebody gets the inputs of the matrices: a few at a time, so that others have their turns between.
 
-use sluice_ops::KvCacheShape;
 use sluice_plan::resolve_kv_cache_format;
 
 use super::pass_runner::PassRunner;
@@ -8,7 +7,7 @@ use crate::{
     decode::{fidelity::SampleReading, inputs::InputReader},
     error::EngineError,
     event::{Event, Outcome},
-    model::transformer::Interrupt,
+    model::{network::Interrupt, sequence_memory::SequenceShape},
     request::CollectInputs,
 };
 
@@ -41,7 +40,7 @@ impl PassRunner<'_> {
             let cancel = self.cancel;
             let ran = self.run(1, &mut |ops, current| {
                 let reading = format.map(|format| SampleReading {
-                    cache: KvCacheShape::of(&current.planner.config.shape, format),
+                    memory: SequenceShape::of(&current.planner.config.shape, format),
                     rows: current.mlp_rows,
                 });
                 reader.run(ops, (&current.model, &current.weights), reading, cancel)?;

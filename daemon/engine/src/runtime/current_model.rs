@@ -13,7 +13,7 @@ use super::{
 use crate::{
     decode::Vocabulary,
     error::EngineError,
-    model::transformer::Transformer,
+    model::network::Network,
     request::ModelId,
     residency::{Residency, WeightReader},
 };
@@ -21,7 +21,7 @@ use crate::{
 /// The loaded model.
 pub(super) struct CurrentModel {
     pub(super) id: ModelId,
-    pub(super) model: Transformer,
+    pub(super) model: Network,
     pub(super) weights: Residency,
     pub(super) vocabulary: Arc<Vocabulary>,
     pub(super) planner: Arc<Planner>,

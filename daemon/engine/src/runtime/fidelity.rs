@@ -10,7 +10,7 @@ use std::{
 };
 
 use sluice_formats::Format;
-use sluice_ops::{Activation, KvCacheShape};
+use sluice_ops::Activation;
 use sluice_plan::{Plan, PlanError, resolve_kv_cache_format};
 use sluice_shared::{
     level::{KvCacheFormat, Level},
@@ -24,7 +24,7 @@ use crate::{
     decode::fidelity::{self, FidelitySample, SampleReading},
     error::EngineError,
     event::{Event, FidelityResult, Outcome, PartLoss},
-    model::transformer::Interrupt,
+    model::{network::Interrupt, sequence_memory::SequenceShape},
     request::{MeasureFidelity, MeasureMix},
     residency::{LoadOutcome, WeightReader},
 };
@@ -271,7 +271,7 @@ impl Worker {
         let current = self.current_mut()?;
         let shape = &current.planner.config.shape;
         let reading = shape.causal.then(|| SampleReading {
-            cache: KvCacheShape::of(shape, kept_in),
+            memory: SequenceShape::of(shape, kept_in),
             rows: current.mlp_rows,
         });
         let longest = samples
@@ -281,7 +281,7 @@ impl Worker {
             .unwrap_or(0);
         // Memory that the measurement itself takes is not available to this plan.
         let own_bytes = extra_bytes(before, samples)
-            + reading.map_or(0, |reading| reading.cache.bytes(longest) as u64);
+            + reading.map_or(0, |reading| reading.memory.bytes(longest) as u64);
         let budget = before.budget_bytes.saturating_sub(own_bytes);
         let plan = current.planner.plan(choices, budget, before.workload);
         let plan = plan.map_err(|error| with_room_for(own_bytes, before.budget_bytes, error))?;

@@ -22,7 +22,7 @@ use super::{
 use crate::{
     decode::Vocabulary,
     error::EngineError,
-    model::{ModelInfo, transformer::Transformer},
+    model::{ModelInfo, network::Network},
     request::ModelId,
     schedule::LoadCommand,
 };
@@ -94,7 +94,7 @@ impl Worker {
             substitution,
         } = loaded;
         // The only step that can fail comes first, while the old model is still in place.
-        let mut model = Transformer::new(opened.config, &self.ops)?;
+        let mut model = Network::new(opened.config, &self.ops)?;
         model.set_mlp_rows(planner.mlp_rows);
         model.set_heartbeat(self.shared.heartbeat.clone());
         let mut info = model.info(&weights);

@@ -22,7 +22,7 @@ use crate::{
     error::EngineError,
     event::{PassCost, PassPhases, WeightsState},
     heartbeat::Activity,
-    model::transformer::Interrupt,
+    model::network::Interrupt,
     residency::StreamStats,
 };
 

@@ -1,30 +1,33 @@
-//! The prefix cache: KV caches that are kept between requests to autoregressive models.
+//! The prefix cache: KV caches, or states, that are kept between requests to autoregressive models.
 
-use sluice_ops::KvCache;
 use sluice_weights::Storage;
 
-/// Most requests whose KV cache is kept after they ended.
+use crate::model::sequence_memory::SequenceMemory;
+
+/// Most of them that are kept.
 pub(super) const KEPT_PREFIXES_MAX: usize = 4;
 
-/// The KV cache of a request that has ended.
+/// What was kept of a request's tokens.
 pub(super) struct KeptPrefix {
-    /// The tokens of the cached positions.
+    /// The tokens that were read.
     pub(super) tokens: Vec<u32>,
-    pub(super) cache: KvCache,
+    pub(super) memory: SequenceMemory,
     /// How the weights that it was computed with were stored.
     pub(super) storages: Vec<Storage>,
 }
 
 /// Bytes of these entries.
 pub(super) fn prefix_cache_bytes(prefixes: &[KeptPrefix]) -> u64 {
-    prefixes.iter().map(|kept| kept.cache.bytes()).sum()
+    prefixes.iter().map(|kept| kept.memory.bytes()).sum()
 }
 
-/// Which entry shares the longest prefix with the prompt, and its length; `None` where none shares a token.
+/// From which entry the prompt can go on after the most tokens, and after how many; `None` where from none. The last
+/// token of the prompt is always read, since its logits are needed.
 pub(super) fn longest_prefix(prefixes: &[KeptPrefix], prompt: &[u32]) -> Option<(usize, usize)> {
     let same = |kept: &KeptPrefix| {
         let pairs = kept.tokens.iter().zip(prompt);
-        pairs.take_while(|(a, b)| a == b).count()
+        let same = pairs.take_while(|(a, b)| a == b).count();
+        kept.memory.usable(same.min(prompt.len() - 1))
     };
     let lengths = prefixes.iter().map(same).enumerate();
     lengths

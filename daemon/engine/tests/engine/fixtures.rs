@@ -88,6 +88,11 @@ fn logits_causal_tied_bf16_shards() {
     check_logits("llama-tiny-tied");
 }
 
+#[test]
+fn logits_states_rwkv7() {
+    check_logits("rwkv7-tiny");
+}
+
 fn check_tokens(name: &str, cases: usize) {
     let options = EngineOptions {
         threads: 2,
@@ -107,6 +112,11 @@ fn tokens_shifted_logits_and_dream_s_rankings() {
 fn tokens_causal() {
     check_tokens("llama-tiny", 3);
     check_tokens("llama-tiny-tied", 3);
+}
+
+#[test]
+fn tokens_rwkv7() {
+    check_tokens("rwkv7-tiny", 3);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use sluice_checkpoint::{
 };
 use sluice_engine::{Engine, EngineOptions, Generate, ModelId, Outcome, PlanSettings, Work};
 use sluice_shared::{level::Level, sampling::EosPolicy};
-use sluice_weights::{Shape, TensorNaming};
+use sluice_weights::{LayerKind, Shape, TensorNaming};
 
 /// With heads that share keys, a MLP whose width is odd, and more than one block of elements.
 fn shape() -> Shape {
@@ -26,6 +26,7 @@ fn shape() -> Shape {
         causal: false,
         tied: false,
         biases: false,
+        layer_kind: LayerKind::Attention,
     }
 }
 

@@ -8,13 +8,13 @@
 mod few;
 mod panels;
 
-use std::{marker::PhantomData, ops::Range, slice};
+use std::ops::Range;
 
 use rayon::prelude::*;
 use sluice_formats::Format;
 use sluice_weights::HEAD_DIM_MAX;
 
-use super::{CpuBackend, exp, microkernel::Microkernel};
+use super::{CpuBackend, exp, heads_output::HeadsOutput, microkernel::Microkernel};
 use crate::{
     Activation, AttentionKeys, AttentionRange, AttentionShape, KeyRows, KeySegment, KvCache,
     KvCacheShape, PassRun,
@@ -248,7 +248,7 @@ impl CpuBackend {
             .collect();
         self.run(|| {
             // Tasks of the same query write different heads of one row, so no slices could be shared out.
-            let target = AttentionOutput::new(out);
+            let target = HeadsOutput::new(out);
             tasks.par_iter().for_each(|task| {
                 let kernel = Microkernel::best();
                 // By the group's rows, however heads are split into tasks: which kernel runs must not depend on the
@@ -555,72 +555,6 @@ fn heads_step(shape: AttentionShape, ranges: &[RangeKeys<'_>], threads: usize) -
     // The packed queries of a task must fit its part of the scratch, whatever the threads would like.
     let fitting = TASK_ROWS.min(TASK_LEN / shape.head_dim) / most;
     group.div_ceil(parts).clamp(1, fitting)
-}
-
-/// The output matrix, of which each task gets its own rows and columns.
-struct AttentionOutput<'a> {
-    start: *mut f32,
-    rows: usize,
-    width: usize,
-    borrowed: PhantomData<&'a mut [f32]>,
-}
-
-// SAFETY: only its parts are written through, and whoever takes one vouches for its being disjoint from the others.
-unsafe impl Sync for AttentionOutput<'_> {}
-
-impl<'a> AttentionOutput<'a> {
-    fn new(out: &'a mut Activation) -> Self {
-        let (rows, width) = (out.len(), out.width());
-        Self {
-            start: out.values_mut().as_mut_ptr(),
-            rows,
-            width,
-            borrowed: PhantomData,
-        }
-    }
-
-    /// The part with these heads of these queries.
-    ///
-    /// # Safety
-    /// No other part that lives at the same time has any of these heads of any of these queries.
-    unsafe fn part(&self, queries: Range<usize>, heads: Range<usize>) -> OutputPart<'_> {
-        OutputPart {
-            whole: self,
-            queries,
-            heads,
-        }
-    }
-}
-
-/// Heads of queries in the output matrix that nobody else reads or writes.
-struct OutputPart<'a> {
-    whole: &'a AttentionOutput<'a>,
-    queries: Range<usize>,
-    heads: Range<usize>,
-}
-
-impl OutputPart<'_> {
-    /// Writes one head of one query.
-    ///
-    /// # Panics
-    /// When it lies outside of the part or of the matrix.
-    fn write(
-        &mut self,
-        (query, head): (usize, usize),
-        dim: usize,
-        values: impl Iterator<Item = f32>,
-    ) {
-        let whole = self.whole;
-        assert!(self.queries.contains(&query) && self.heads.contains(&head));
-        assert!(query < whole.rows && (head + 1) * dim <= whole.width);
-        // SAFETY: the place is inside the matrix, whose borrow the whole holds, and this part's alone.
-        let out = unsafe {
-            slice::from_raw_parts_mut(whole.start.add(query * whole.width + head * dim), dim)
-        };
-        for (out, value) in out.iter_mut().zip(values) {
-            *out = value;
-        }
-    }
 }
 
 fn store_row(shape: &KvCacheShape, values: &[f32], out: &mut [u8]) {

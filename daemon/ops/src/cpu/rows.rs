@@ -4,19 +4,8 @@ use super::vectors::{LANES, with_vectors};
 
 #[inline(always)]
 fn rms_norm_body(out: &mut [f32], row: &[f32], scale: &[f32], epsilon: f32) {
-    // Independent sums, as many as the widest vectors have lanes: floating-point sums are not reordered by the
-    // compiler.
-    let mut squares = [0.0; LANES];
-    let mut chunks = row.chunks_exact(LANES);
-    for chunk in &mut chunks {
-        for (sum, value) in squares.iter_mut().zip(chunk) {
-            *sum += value * value;
-        }
-    }
-    for (sum, value) in squares.iter_mut().zip(chunks.remainder()) {
-        *sum += value * value;
-    }
-    let squares: f32 = squares.iter().sum();
+    // The compiler does not reorder floating-point sums, so the sums of lanes are apart.
+    let squares = sum_of(row, |value| value * value);
     let inverse = (squares / row.len() as f32 + epsilon).sqrt().recip();
     for ((out, value), scale) in out.iter_mut().zip(row).zip(scale) {
         *out = value * inverse * scale;
@@ -38,9 +27,42 @@ fn rotate_body(row: &mut [f32], cos: &[f32], sin: &[f32]) {
     }
 }
 
+#[inline(always)]
+fn layer_norm_body(out: &mut [f32], row: &[f32], scale: &[f32], bias: &[f32], epsilon: f32) {
+    let mean = sum_of(row, |value| value) / row.len() as f32;
+    // The mean is taken off before squares are summed: where it is large beside the spread, the difference of two
+    // sums would be lost.
+    let squares = sum_of(row, |value| (value - mean) * (value - mean));
+    let inverse = (squares / row.len() as f32 + epsilon).sqrt().recip();
+    for (((out, value), scale), bias) in out.iter_mut().zip(row).zip(scale).zip(bias) {
+        *out = (value - mean) * inverse * scale + bias;
+    }
+}
+
+/// The sum over a row, in independent sums as many as the widest vectors have lanes.
+#[inline(always)]
+fn sum_of(row: &[f32], term: impl Fn(f32) -> f32) -> f32 {
+    let mut sums = [0.0; LANES];
+    let mut chunks = row.chunks_exact(LANES);
+    for chunk in &mut chunks {
+        for (sum, &value) in sums.iter_mut().zip(chunk) {
+            *sum += term(value);
+        }
+    }
+    for (sum, &value) in sums.iter_mut().zip(chunks.remainder()) {
+        *sum += term(value);
+    }
+    sums.iter().sum()
+}
+
 with_vectors! {
     /// The row divided by its root mean square, times `scale` element by element.
     rms_norm, rms_norm_body, (out: &mut [f32], row: &[f32], scale: &[f32], epsilon: f32)
+}
+
+with_vectors! {
+    /// The row at mean 0 and variance 1, times `scale`, plus `bias`, element by element.
+    layer_norm, layer_norm_body, (out: &mut [f32], row: &[f32], scale: &[f32], bias: &[f32], epsilon: f32)
 }
 
 with_vectors! {

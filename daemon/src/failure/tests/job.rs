@@ -41,6 +41,7 @@ pub(super) fn coding_name(error: &CompressError) -> &'static str {
         E::NoSpace { .. } => "coding: no room",
         E::Encode { .. } => "coding: encode",
         E::Prune(PruneError::NotPrunable { .. }) => "pruning: not prunable",
+        E::Prune(PruneError::WithoutAttention { .. }) => "pruning: without attention",
         E::Prune(PruneError::Share { .. }) => "pruning: share",
         E::Prune(PruneError::NothingLeft { .. }) => "pruning: nothing left",
         E::Prune(PruneError::NothingRemoved { .. }) => "pruning: nothing removed",
@@ -68,6 +69,7 @@ pub(super) fn calibration_name(error: &CalibrateError) -> &'static str {
         E::File(C::Exists { .. }) => "calibration: exists",
         E::File(C::NoSpace { .. }) => "calibration: no space",
         E::File(C::Io { .. }) => "calibration: io",
+        E::Layers { .. } => "calibration: layers",
         E::Memory { .. } => "calibration: memory",
         E::Rows { .. } => "calibration: rows",
         E::Threads(_) => "calibration: threads",
@@ -165,6 +167,7 @@ fn calibrations() -> Vec<(Failure, Code)> {
     ];
     let files = files.map(|(error, code)| (E::File(error), code));
     let others = [
+        (E::Layers { family: "rwkv7" }, Code::FailedPrecondition),
         (
             E::Memory {
                 input: MatrixInput::LmHead,
@@ -322,6 +325,10 @@ pub(super) fn examples() -> Vec<(Failure, Code)> {
                 path: path(),
                 reason: "was pruned already",
             }),
+            FailedPrecondition,
+        ),
+        (
+            E::Prune(PruneError::WithoutAttention { path: path() }),
             FailedPrecondition,
         ),
         (

@@ -12,7 +12,7 @@ use safetensors::{Dtype, SafeTensors, serialize_to_file, tensor::TensorView};
 use serde_json::{Value, json};
 use sluice_checkpoint::synth::{SynthDType, SynthOptions};
 use sluice_tokenizer::Tokenizer;
-use sluice_weights::{Shape, TensorNaming};
+use sluice_weights::{LayerKind, Shape, TensorNaming};
 use tempfile::TempDir;
 
 /// The demonstration model's folder.
@@ -192,6 +192,7 @@ pub(crate) fn writer() -> TempDir {
             causal: true,
             tied: false,
             biases: false,
+            layer_kind: LayerKind::Attention,
         },
         dtype: SynthDType::F32,
         seed: 5,

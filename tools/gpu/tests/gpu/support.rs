@@ -3,7 +3,7 @@
 use std::{path::Path, process::Stdio, sync::atomic::AtomicBool};
 
 use sluice_checkpoint::synth::{SynthDType, SynthOptions};
-use sluice_weights::{Shape, TensorNaming};
+use sluice_weights::{LayerKind, Shape, TensorNaming};
 use testkit::PATIENCE;
 use tokio::process::Command;
 
@@ -45,6 +45,7 @@ pub(crate) fn write_model(folder: &Path) {
             causal: false,
             tied: false,
             biases: false,
+            layer_kind: LayerKind::Attention,
         },
         dtype: SynthDType::Bf16,
         seed: 0,

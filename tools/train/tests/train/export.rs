@@ -11,7 +11,7 @@ use half::bf16;
 use safetensors::{Dtype, SafeTensors};
 use sluice_checkpoint::{Checkpoint, Source, family};
 use sluice_engine::{
-    model::transformer::{Sequence, Transformer, VisibleKeys, logits},
+    model::network::{Network, Sequence, VisibleKeys, logits},
     residency::{LoadOutcome, Residency, WeightReader},
 };
 use sluice_formats::Format;
@@ -81,7 +81,7 @@ fn found(folder: &Path, part: &Part) -> Vec<f32> {
     let shape = config.shape.clone();
     let device = device::Device::cpu(2).expect("device");
     let ops = Ops::new(device, Ledger::default()).expect("ops");
-    let model = Transformer::new(config, &ops).expect("model");
+    let model = Network::new(config, &ops).expect("model");
     let weights = weights(checkpoint, &shape, Level::Off, &ops);
     let cache_shape = KvCacheShape::of(&shape, Format::F32);
     let mut all = Vec::new();

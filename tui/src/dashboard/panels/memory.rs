@@ -211,7 +211,8 @@ pub(in super::super) fn kind_look(kind: MemoryKind) -> (&'static str, Role) {
     match kind {
         MemoryKind::Weights => ("█", Role::Device),
         MemoryKind::StagingBuffers => ("▓", Role::InFlight),
-        MemoryKind::KvCache => ("▒", Role::KvCache),
+        // No model has both.
+        MemoryKind::KvCache | MemoryKind::State => ("▒", Role::KvCache),
         MemoryKind::Activations => ("░", Role::Scratch),
         MemoryKind::Logits => ("▄", Role::Logits),
         MemoryKind::Context => ("▀", Role::Context),

@@ -109,7 +109,7 @@ impl PlainModel {
     }
 
     fn rotate(&self, heads: &mut [Vec<f64>]) {
-        let frequencies = &self.config.rope.frequencies;
+        let frequencies = &self.config.rope.as_ref().unwrap().frequencies;
         let half = frequencies.len();
         for (position, row) in heads.iter_mut().enumerate() {
             for head in row.chunks_mut(2 * half) {

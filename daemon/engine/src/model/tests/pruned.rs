@@ -6,7 +6,7 @@ use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use sluice_weights::{KeptKvHeads, KeptSizes, Shape, TensorSpec};
 
 use super::*;
-use crate::model::transformer::logits;
+use crate::model::network::logits;
 
 /// What a layer keeps: KV heads, or all of them, and MLP channels.
 struct KeptLayer {

@@ -7,7 +7,7 @@ use sluice_checkpoint::{
     synth::{SynthDType, SynthOptions},
 };
 use sluice_ops::device::Device;
-use sluice_weights::{Shape, TensorNaming, Tier, layout, weight_groups};
+use sluice_weights::{LayerKind, Shape, TensorNaming, Tier, layout, weight_groups};
 use tempfile::TempDir;
 
 use super::*;
@@ -52,6 +52,7 @@ fn setup_limited(bytes_per_s: Option<u64>) -> (TempDir, Weights, WeightStream) {
         causal: false,
         tied: false,
         biases: false,
+        layer_kind: LayerKind::Attention,
     };
     let synthesis = SynthOptions {
         shape: shape.clone(),

@@ -10,8 +10,7 @@ use sluice_shared::{level::Level, options::ResolvedPlanSettings, units};
 
 use super::{MLP_ROWS_MIN, PassRunner};
 use crate::{
-    error::EngineError, model::transformer::Interrupt,
-    runtime::weight_cache::lacks_converted_weights,
+    error::EngineError, model::network::Interrupt, runtime::weight_cache::lacks_converted_weights,
 };
 
 /// Most frugal plans that are tried for a request.

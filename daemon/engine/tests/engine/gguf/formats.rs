@@ -9,7 +9,7 @@ use sluice_checkpoint::{
 use sluice_formats::Format;
 use sluice_ops::{Ops, device::Device, ledger::Ledger};
 use sluice_shared::level::Level;
-use sluice_weights::{Shape, TensorNaming};
+use sluice_weights::{LayerKind, Shape, TensorNaming};
 
 use super::{
     convert::{Dialect, converted_folder},
@@ -42,6 +42,7 @@ fn synthetic(folder: &Path) {
             causal: false,
             tied: false,
             biases: false,
+            layer_kind: LayerKind::Attention,
         },
         dtype: SynthDType::F32,
         seed: 5,

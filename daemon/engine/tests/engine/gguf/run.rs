@@ -7,7 +7,7 @@ use std::{
 
 use sluice_checkpoint::{Checkpoint, Source};
 use sluice_engine::{
-    model::transformer::{Interrupt, Sequence, Transformer, VisibleKeys, logits},
+    model::network::{Interrupt, Network, Sequence, VisibleKeys, logits},
     residency::{LoadOutcome, Residency, WeightReader},
 };
 use sluice_formats::Format;
@@ -19,7 +19,7 @@ use sluice_shared::{level::Level, options::ResolvedPlanSettings};
 /// A model with its weights.
 pub(crate) struct Loaded {
     ops: Ops,
-    model: Transformer,
+    model: Network,
     weights: Residency,
     kv_cache: KvCacheShape,
 }
@@ -36,7 +36,7 @@ impl Loaded {
         let config = checkpoint.model().unwrap();
         let shape = config.shape.clone();
         let ops = Ops::new(Device::cpu(2).unwrap(), Ledger::default()).unwrap();
-        let model = Transformer::new(config, &ops).unwrap();
+        let model = Network::new(config, &ops).unwrap();
         let sources = checkpoint.sources(shape.tensors()).unwrap();
         let machine = Machine::unmeasured(Profile::cpu(2), u64::MAX);
         let mut question = PlanInput {

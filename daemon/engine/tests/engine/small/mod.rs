@@ -9,7 +9,7 @@ use std::{
 };
 
 use sluice_checkpoint::synth::{SynthDType, SynthOptions};
-use sluice_weights::{Shape, TensorNaming};
+use sluice_weights::{LayerKind, Shape, TensorNaming};
 
 /// A model of so many layers: each of its weight groups, the LM head's included, is up to half a MiB.
 pub(crate) fn shape(layers: usize) -> Shape {
@@ -26,6 +26,7 @@ pub(crate) fn shape(layers: usize) -> Shape {
         causal: false,
         tied: false,
         biases: false,
+        layer_kind: LayerKind::Attention,
     }
 }
 

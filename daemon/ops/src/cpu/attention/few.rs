@@ -1,7 +1,7 @@
 //! Attention of a few queries, such as the one of an autoregressive decoding step: keys and values are read where they
 //! lie, since packing them would take longer than the arithmetic.
 
-use super::{HeadTask, OutputPart, tile_keys};
+use super::{super::heads_output::OutputPart, HeadTask, tile_keys};
 use crate::{
     Activation, AttentionShape,
     cpu::{

@@ -4,7 +4,7 @@
 
 use sluice_weights::HEAD_DIM_MAX;
 
-use super::{HeadTask, OutputPart, TASK_LEN, TASK_ROWS, TILE_KEYS, TILE_LEN};
+use super::{super::heads_output::OutputPart, HeadTask, TASK_LEN, TASK_ROWS, TILE_KEYS, TILE_LEN};
 use crate::{
     Activation, AttentionShape,
     cpu::{

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use sluice_ops::{
     AttentionKeys, AttentionRange, AttentionTasks, Indices, KeySegment, KvCache, Ops, PassRun,
+    PassStates, RecurrentState,
 };
 
 use crate::error::EngineError;
@@ -44,6 +45,13 @@ pub enum VisibleKeys<'a> {
         /// The sequence's cache.
         cache: &'a mut KvCache,
     },
+    /// Autoregressive without attention: these rows follow those that the state has read.
+    State {
+        /// The sequence's state.
+        state: &'a mut RecurrentState,
+        /// A second state that becomes the sequence's after so many of these rows: at least one, and not all.
+        fork: Option<(usize, &'a mut RecurrentState)>,
+    },
 }
 
 /// Rows that go through the layers together.
@@ -63,6 +71,8 @@ pub(super) struct BatchKeys<'a> {
     /// Whether all sequences are autoregressive and their caches have all rows of the pass, so that queries read caches
     /// only.
     pub(super) is_of_caches: bool,
+    /// The states of sequences without attention.
+    pub(super) states: PassStates<'a>,
     all: AttentionTasks,
     wanted: AttentionTasks,
 }
@@ -103,6 +113,7 @@ pub(super) fn batched<'a>(
     let (mut ranges, mut wanted_ranges) = (Vec::new(), Vec::new());
     let mut caches = Vec::new();
     let mut is_of_caches = true;
+    let mut states = PassStates::default();
     for sequence in sequences {
         let (start, wanted_start) = (tokens.len(), wanted.len());
         tokens.extend_from_slice(sequence.tokens);
@@ -158,6 +169,10 @@ pub(super) fn batched<'a>(
                     ranges.push(AttentionRange { queries, keys });
                 }
             }
+            VisibleKeys::State { state, fork } => {
+                let fork = fork.as_mut().map(|(count, fork)| (*count, &mut **fork));
+                states.add(rows, state, fork);
+            }
             VisibleKeys::Before { cache: kept } => {
                 let first = kept.len();
                 // Each query sees the cache up to its own position, which also hides the capacity that is not written
@@ -198,6 +213,7 @@ pub(super) fn batched<'a>(
     let seen = BatchKeys {
         caches,
         is_of_caches,
+        states,
         all: ops.attention_tasks(ranges)?,
         wanted: ops.attention_tasks(wanted_ranges)?,
     };

@@ -1,6 +1,7 @@
-//! The layers of all families: pre-norm blocks of attention and a gated MLP, written once for every device, format and tier.
+//! The layers of all families, written once for every device, format and tier: pre-norm blocks of attention and a gated
+//! MLP, or of RWKV-7's time mix and channel mix.
 //!
-//! RMSNorm in `f32`, rotary embedding on half-split pairs at positions counted from the start of the prompt, SwiGLU.
+//! With attention: RMSNorm in `f32`, rotary embedding on half-split pairs at positions counted from the start of the prompt, SwiGLU.
 //!
 //! Differences from the reference implementations: the last layer's queries, attention output and MLP are computed only
 //! for the rows that are read, and the MLP goes through the rows in chunks; neither changes an element beyond float
@@ -8,16 +9,19 @@
 //! cache, a pass computes only some rows. A pruned layer has the rows and columns of the KV heads that it keeps, each
 //! with its query heads; between the projections its rows have the model's layout, with zeros in the place of the others.
 
+mod attention;
+mod mlp;
 mod rows;
+mod rwkv7;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use sluice_checkpoint::family::ModelConfig;
-use sluice_ops::{Activation, AttentionShape, KeyRows, Ops, OpsError, PassRun, Phase, RopeTable};
+use sluice_ops::{Activation, Ops, OpsError, Phase, RopeTable};
 use sluice_plan::MLP_ROWS;
-use sluice_weights::{MatrixInput, TensorPart, WeightGroup};
+use sluice_weights::{LayerKind, MatrixInput, TensorPart, WeightGroup};
 
-use self::rows::{BatchKeys, BatchRows, CachedRows};
+use self::rows::{BatchKeys, BatchRows};
 pub use self::rows::{Sequence, VisibleKeys};
 use super::ModelInfo;
 use crate::{
@@ -73,20 +77,22 @@ fn observe(
 
 /// A model without its weights, which every call is given.
 #[derive(Debug)]
-pub struct Transformer {
+pub struct Network {
     config: ModelConfig,
-    rope: RopeTable,
+    rope: Option<RopeTable>,
     mlp_rows: usize,
     heartbeat: Heartbeat,
 }
 
-impl Transformer {
+impl Network {
     /// The model of this configuration.
     ///
     /// # Errors
     /// When memory for its tables cannot be allocated.
     pub fn new(config: ModelConfig, ops: &Ops) -> Result<Self, EngineError> {
-        let rope = RopeTable::new(&config.rope, config.shape.context_length, ops)?;
+        let rope = (config.rope.as_ref())
+            .map(|rope| RopeTable::new(rope, config.shape.context_length, ops))
+            .transpose()?;
         Ok(Self {
             config,
             rope,
@@ -122,6 +128,7 @@ impl Transformer {
             weight_bytes: weights.weight_bytes(),
             formats: weights.formats(),
             layers: shape.layers,
+            layer_kind: shape.layer_kind,
             hidden_size: shape.hidden_size,
             attention_heads: shape.attention_heads,
             kv_heads: shape.kv_heads,
@@ -154,7 +161,7 @@ impl Transformer {
         self.forward_observed(ops, weights, sequences, cancel, None)
     }
 
-    /// [`Transformer::forward`], whose matrices' inputs the observer sees.
+    /// [`Network::forward`], whose matrices' inputs the observer sees.
     ///
     /// # Errors
     /// As there, and those of the observer.
@@ -180,8 +187,15 @@ impl Transformer {
         }?;
         // Only now do the rows count as cached: a failed pass is repeated, and writes the same positions again.
         for Sequence { tokens, sees, .. } in sequences {
-            if let VisibleKeys::Before { cache } = sees {
-                cache.advance(tokens.len());
+            match sees {
+                VisibleKeys::Before { cache } => cache.advance(tokens.len()),
+                VisibleKeys::State { state, fork } => {
+                    if let Some((rows, fork)) = fork {
+                        fork.forked_from(state, *rows);
+                    }
+                    state.advance(tokens.len());
+                }
+                VisibleKeys::Each { .. } | VisibleKeys::Cached { .. } => {}
             }
         }
         Ok(hidden)
@@ -205,153 +219,30 @@ impl Transformer {
                 weights.embedding_row(id, row)
             })?,
         };
+        let mut first_value = None;
         for layer in 0..self.config.shape.layers {
             if cancel.load(Ordering::Relaxed) {
                 return Err(Interrupt::Cancelled);
             }
             self.heartbeat.beat();
-            hidden = self.attention(ops, weights, layer, hidden, (rows, seen), observer)?;
-            self.mlp(ops, weights, layer, &mut hidden, observer)?;
-        }
-        Ok(hidden)
-    }
-
-    /// Attention with its residual. In the last layer, keys and values are computed for all rows, but queries and
-    /// results only for the wanted ones.
-    fn attention(
-        &self,
-        ops: &Ops,
-        weights: &Residency,
-        layer: usize,
-        mut hidden: Activation,
-        (rows, seen): (&BatchRows, &mut BatchKeys<'_>),
-        observer: Observer<'_, '_>,
-    ) -> Result<Activation, EngineError> {
-        let is_last = layer + 1 == self.config.shape.layers;
-        let group = acquire(ops, weights, WeightGroup::Attention(layer))?;
-        let norm = group.weight(TensorPart::AttentionNorm);
-        let all = 0..hidden.len();
-        let mut x = ops.rms_norm(&hidden, all, &norm, self.config.epsilon)?;
-        observe(observer, ops, MatrixInput::Attention(layer), &x)?;
-        let project =
-            |x: &Activation, part: TensorPart, bias: TensorPart| match self.config.shape.biases {
-                true => ops.linear_biased(x, &group.weight(part), &group.weight(bias)),
-                false => ops.linear(x, &group.weight(part)),
-            };
-        let kv_heads = self.config.shape.kv_heads;
-        // KV caches have one layout in all plans and layers, so that they outlive a switch between plans whose layers
-        // have different heads.
-        let spread = |x: Activation| match group.kept_kv_heads() {
-            Some(kept) => ops.spread_heads(x, kept, kv_heads),
-            None => Ok(x),
-        };
-        // Keys and values first: the last layer needs those of all rows, and its `x` shrinks below.
-        let mut k = spread(project(&x, TensorPart::Key, TensorPart::KeyBias)?)?;
-        let mut v = spread(project(&x, TensorPart::Value, TensorPart::ValueBias)?)?;
-        let mut query_positions = &rows.positions;
-        if is_last {
-            x = ops.take_rows(&x, &rows.wanted)?;
-            // The residual shrinks as well: nothing behind this layer reads the other rows.
-            hidden = ops.take_rows(&hidden, &rows.wanted)?;
-            query_positions = &rows.wanted_positions;
-        }
-        let q = project(&x, TensorPart::Query, TensorPart::QueryBias)?;
-        // Given back to the arena before attention takes its output: the order of drops is part of the planned peak.
-        drop(x);
-        let mut q = spread(q)?;
-        // Queries and keys together, in one launch on a GPU.
-        let rotated = [(&mut q, query_positions), (&mut k, &rows.positions)];
-        ops.rope(rotated, &self.rope)?;
-        let shape = AttentionShape {
-            heads: self.config.shape.attention_heads,
-            kv_heads,
-            head_dim: self.config.shape.head_dim,
-        };
-        // Before attention: queries read the cache even for keys of this pass, so that no result depends on how a
-        // prompt was cut. Where the latest positions are kept in more bits, queries read the pass's rows, rounded as
-        // the cache has them.
-        for CachedRows { cache, runs, .. } in &mut seen.caches {
-            for PassRun { rows, start } in runs {
-                ops.put_kv(cache, layer, [&k, &v], rows.clone(), *start)?;
-                if cache.shape().keeps_recent {
-                    for x in [&mut k, &mut v] {
-                        ops.round_recent(&cache.shape(), x, rows.clone());
-                    }
+            match self.config.shape.layer_kind {
+                LayerKind::Attention => {
+                    hidden = self.attention(ops, weights, layer, hidden, (rows, seen), observer)?;
+                    self.mlp(ops, weights, layer, &mut hidden, observer)?;
+                }
+                LayerKind::Rwkv7(_) => {
+                    let states = &mut seen.states;
+                    let kept = (&mut *states, &mut first_value);
+                    hidden = self.time_mix(ops, weights, layer, hidden, kept)?;
+                    self.channel_mix(ops, weights, layer, &mut hidden, states)?;
                 }
             }
         }
-        // If all queries read the cache, this pass's keys and values have been copied and are no longer needed.
-        let pass = match seen.is_of_caches {
-            true => {
-                drop((k, v));
-                None
-            }
-            false => Some([k, v]),
-        };
-        let caches: Vec<_> = seen.caches.iter().map(|kept| &*kept.cache).collect();
-        let keys = KeyRows {
-            pass: pass.as_ref().map(|rows| rows.each_ref()),
-            caches: &caches,
-            layer,
-        };
-        let attended = ops.attend(&q, &keys, shape, seen.tasks(is_last))?;
-        if let Some([k, v]) = &pass {
-            for CachedRows { cache, runs, .. } in &mut seen.caches {
-                for PassRun { rows, start } in runs {
-                    ops.put_recent(cache, layer, [k, v], rows.clone(), *start);
-                }
-            }
+        match self.config.shape.layer_kind {
+            LayerKind::Attention => Ok(hidden),
+            // The last layer's state needs all rows.
+            LayerKind::Rwkv7(_) => Ok(ops.take_rows(&hidden, &rows.wanted)?),
         }
-        drop(pass);
-        for kept in &mut seen.caches {
-            // The last layer has queries of the wanted rows only, so the choice rests on those there.
-            if let Some((places, count)) = kept.selects {
-                let queries = kept.queries(is_last);
-                ops.choose_salient(kept.cache, layer, &q, queries, shape, places, *count)?;
-            }
-        }
-        // Given back before heads are gathered into rows of their own.
-        drop(q);
-        let attended = match group.kept_kv_heads() {
-            Some(kept) => ops.gather_heads(attended, kept, kv_heads)?,
-            None => attended,
-        };
-        observe(
-            observer,
-            ops,
-            MatrixInput::AttentionOutput(layer),
-            &attended,
-        )?;
-        let output = group.weight(TensorPart::AttentionOutput);
-        ops.linear_add(&mut hidden, 0, &attended, &output)?;
-        Ok(hidden)
-    }
-
-    /// The MLP with its residual, in chunks of rows: the two intermediate matrices exist for one chunk only.
-    fn mlp(
-        &self,
-        ops: &Ops,
-        weights: &Residency,
-        layer: usize,
-        hidden: &mut Activation,
-        observer: Observer<'_, '_>,
-    ) -> Result<(), EngineError> {
-        let gate_up = acquire(ops, weights, WeightGroup::GateUp(layer))?;
-        // Both groups are held for all chunks of rows, since a streamed one would have to be read again for each. So an
-        // MLP holds two staging buffers at once, and a plan has three at least.
-        let down = acquire(ops, weights, WeightGroup::Down(layer))?;
-        let norm = gate_up.weight(TensorPart::MlpNorm);
-        for start in (0..hidden.len()).step_by(self.mlp_rows) {
-            let rows = start..hidden.len().min(start + self.mlp_rows);
-            let x = ops.rms_norm(hidden, rows, &norm, self.config.epsilon)?;
-            observe(observer, ops, MatrixInput::Mlp(layer), &x)?;
-            let mut gate = ops.linear(&x, &gate_up.weight(TensorPart::Gate))?;
-            let up = ops.linear(&x, &gate_up.weight(TensorPart::Up))?;
-            ops.silu_mul(&mut gate, &up)?;
-            observe(observer, ops, MatrixInput::Down(layer), &gate)?;
-            ops.linear_add(hidden, start, &gate, &down.weight(TensorPart::Down))?;
-        }
-        Ok(())
     }
 
     /// The final norm, for the LM head.
@@ -364,6 +255,9 @@ impl Transformer {
         weights: &Residency,
         hidden: &Activation,
     ) -> Result<Activation, EngineError> {
+        if let LayerKind::Rwkv7(_) = self.config.shape.layer_kind {
+            return self.final_layer_norm(ops, weights, hidden);
+        }
         let group = acquire(ops, weights, WeightGroup::FinalNorm)?;
         let norm = group.weight(TensorPart::FinalNorm);
         Ok(ops.rms_norm(hidden, 0..hidden.len(), &norm, self.config.epsilon)?)

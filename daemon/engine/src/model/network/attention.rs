@@ -1,0 +1,125 @@
+//! Attention with its norm and its residual.
+
+use sluice_ops::{Activation, AttentionShape, KeyRows, Ops, PassRun};
+use sluice_weights::{MatrixInput, TensorPart, WeightGroup};
+
+use super::{
+    Network, Observer, acquire, observe,
+    rows::{BatchKeys, BatchRows, CachedRows},
+};
+use crate::{error::EngineError, residency::Residency};
+
+impl Network {
+    /// Attention with its residual. In the last layer, keys and values are computed for all rows, but queries and
+    /// results only for the wanted ones.
+    pub(super) fn attention(
+        &self,
+        ops: &Ops,
+        weights: &Residency,
+        layer: usize,
+        mut hidden: Activation,
+        (rows, seen): (&BatchRows, &mut BatchKeys<'_>),
+        observer: Observer<'_, '_>,
+    ) -> Result<Activation, EngineError> {
+        let is_last = layer + 1 == self.config.shape.layers;
+        let group = acquire(ops, weights, WeightGroup::Attention(layer))?;
+        let norm = group.weight(TensorPart::AttentionNorm);
+        let all = 0..hidden.len();
+        let mut x = ops.rms_norm(&hidden, all, &norm, self.config.epsilon)?;
+        observe(observer, ops, MatrixInput::Attention(layer), &x)?;
+        let project =
+            |x: &Activation, part: TensorPart, bias: TensorPart| match self.config.shape.biases {
+                true => ops.linear_biased(x, &group.weight(part), &group.weight(bias)),
+                false => ops.linear(x, &group.weight(part)),
+            };
+        let kv_heads = self.config.shape.kv_heads;
+        // KV caches have one layout in all plans and layers, so that they outlive a switch between plans whose layers
+        // have different heads.
+        let spread = |x: Activation| match group.kept_kv_heads() {
+            Some(kept) => ops.spread_heads(x, kept, kv_heads),
+            None => Ok(x),
+        };
+        // Keys and values first: the last layer needs those of all rows, and its `x` shrinks below.
+        let mut k = spread(project(&x, TensorPart::Key, TensorPart::KeyBias)?)?;
+        let mut v = spread(project(&x, TensorPart::Value, TensorPart::ValueBias)?)?;
+        let mut query_positions = &rows.positions;
+        if is_last {
+            x = ops.take_rows(&x, &rows.wanted)?;
+            // The residual shrinks as well: nothing behind this layer reads the other rows.
+            hidden = ops.take_rows(&hidden, &rows.wanted)?;
+            query_positions = &rows.wanted_positions;
+        }
+        let q = project(&x, TensorPart::Query, TensorPart::QueryBias)?;
+        // Given back to the arena before attention takes its output: the order of drops is part of the planned peak.
+        drop(x);
+        let mut q = spread(q)?;
+        // Queries and keys together, in one launch on a GPU.
+        let rotated = [(&mut q, query_positions), (&mut k, &rows.positions)];
+        if let Some(rope) = &self.rope {
+            ops.rope(rotated, rope)?;
+        }
+        let shape = AttentionShape {
+            heads: self.config.shape.attention_heads,
+            kv_heads,
+            head_dim: self.config.shape.head_dim,
+        };
+        // Before attention: queries read the cache even for keys of this pass, so that no result depends on how a
+        // prompt was cut. Where the latest positions are kept in more bits, queries read the pass's rows, rounded as
+        // the cache has them.
+        for CachedRows { cache, runs, .. } in &mut seen.caches {
+            for PassRun { rows, start } in runs {
+                ops.put_kv(cache, layer, [&k, &v], rows.clone(), *start)?;
+                if cache.shape().keeps_recent {
+                    for x in [&mut k, &mut v] {
+                        ops.round_recent(&cache.shape(), x, rows.clone());
+                    }
+                }
+            }
+        }
+        // If all queries read the cache, this pass's keys and values have been copied and are no longer needed.
+        let pass = match seen.is_of_caches {
+            true => {
+                drop((k, v));
+                None
+            }
+            false => Some([k, v]),
+        };
+        let caches: Vec<_> = seen.caches.iter().map(|kept| &*kept.cache).collect();
+        let keys = KeyRows {
+            pass: pass.as_ref().map(|rows| rows.each_ref()),
+            caches: &caches,
+            layer,
+        };
+        let attended = ops.attend(&q, &keys, shape, seen.tasks(is_last))?;
+        if let Some([k, v]) = &pass {
+            for CachedRows { cache, runs, .. } in &mut seen.caches {
+                for PassRun { rows, start } in runs {
+                    ops.put_recent(cache, layer, [k, v], rows.clone(), *start);
+                }
+            }
+        }
+        drop(pass);
+        for kept in &mut seen.caches {
+            // The last layer has queries of the wanted rows only, so the choice rests on those there.
+            if let Some((places, count)) = kept.selects {
+                let queries = kept.queries(is_last);
+                ops.choose_salient(kept.cache, layer, &q, queries, shape, places, *count)?;
+            }
+        }
+        // Given back before heads are gathered into rows of their own.
+        drop(q);
+        let attended = match group.kept_kv_heads() {
+            Some(kept) => ops.gather_heads(attended, kept, kv_heads)?,
+            None => attended,
+        };
+        observe(
+            observer,
+            ops,
+            MatrixInput::AttentionOutput(layer),
+            &attended,
+        )?;
+        let output = group.weight(TensorPart::AttentionOutput);
+        ops.linear_add(&mut hidden, 0, &attended, &output)?;
+        Ok(hidden)
+    }
+}

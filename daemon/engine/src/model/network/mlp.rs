@@ -1,0 +1,36 @@
+//! The gated MLP with its norm and its residual.
+
+use sluice_ops::{Activation, Ops};
+use sluice_weights::{MatrixInput, TensorPart, WeightGroup};
+
+use super::{Network, Observer, acquire, observe};
+use crate::{error::EngineError, residency::Residency};
+
+impl Network {
+    /// The MLP with its residual, in chunks of rows: the two intermediate matrices exist for one chunk only.
+    pub(super) fn mlp(
+        &self,
+        ops: &Ops,
+        weights: &Residency,
+        layer: usize,
+        hidden: &mut Activation,
+        observer: Observer<'_, '_>,
+    ) -> Result<(), EngineError> {
+        let gate_up = acquire(ops, weights, WeightGroup::GateUp(layer))?;
+        // Both groups are held for all chunks of rows, since a streamed one would have to be read again for each. So an
+        // MLP holds two staging buffers at once, and a plan has three at least.
+        let down = acquire(ops, weights, WeightGroup::Down(layer))?;
+        let norm = gate_up.weight(TensorPart::MlpNorm);
+        for start in (0..hidden.len()).step_by(self.mlp_rows) {
+            let rows = start..hidden.len().min(start + self.mlp_rows);
+            let x = ops.rms_norm(hidden, rows, &norm, self.config.epsilon)?;
+            observe(observer, ops, MatrixInput::Mlp(layer), &x)?;
+            let mut gate = ops.linear(&x, &gate_up.weight(TensorPart::Gate))?;
+            let up = ops.linear(&x, &gate_up.weight(TensorPart::Up))?;
+            ops.silu_mul(&mut gate, &up)?;
+            observe(observer, ops, MatrixInput::Down(layer), &gate)?;
+            ops.linear_add(hidden, start, &gate, &down.weight(TensorPart::Down))?;
+        }
+        Ok(())
+    }
+}
