@@ -5,6 +5,7 @@
 
 mod hugging_face;
 mod keys;
+mod latent;
 mod llada;
 mod published;
 mod rwkv7;
@@ -31,17 +32,20 @@ pub enum Family {
     Dream,
     /// Autoregressive, with a state of fixed size in the place of a KV cache.
     Rwkv7,
+    /// Autoregressive within a window, with latents that are inferred from the prompt.
+    LatentThought,
 }
 
 impl Family {
     /// Every supported family.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Llada,
         Self::Llama,
         Self::Mistral,
         Self::Qwen2,
         Self::Dream,
         Self::Rwkv7,
+        Self::LatentThought,
     ];
 
     /// The name that screens and `config.json`'s `model_type` use.
@@ -54,6 +58,7 @@ impl Family {
             Self::Qwen2 => "qwen2",
             Self::Dream => "Dream",
             Self::Rwkv7 => "rwkv7",
+            Self::LatentThought => "ltm",
         }
     }
 
@@ -66,6 +71,7 @@ impl Family {
             Self::Qwen2 => "Qwen2ForCausalLM",
             Self::Dream => "DreamModel",
             Self::Rwkv7 => "RWKV7ForCausalLM",
+            Self::LatentThought => "LatentThoughtModel",
         }
     }
 }
@@ -119,7 +125,9 @@ impl ModelConfig {
             vocab_size: shape.padded_vocab_size,
             // LLaDA's and Llama 3's base; memory and time don't depend on it.
             rope: match shape.layer_kind {
-                LayerKind::Attention => Some(Rope::plain(500_000.0, shape.head_dim)),
+                LayerKind::Attention | LayerKind::LatentThought(_) => {
+                    Some(Rope::plain(500_000.0, shape.head_dim))
+                }
                 LayerKind::Rwkv7(_) => None,
             },
             epsilon: 1e-5,
@@ -143,6 +151,7 @@ impl ModelConfig {
         match family(config)? {
             Family::Llada => llada::read(config, generation),
             Family::Rwkv7 => rwkv7::read(config, generation),
+            Family::LatentThought => latent::read(config, generation),
             family => hugging_face::read(family, config, generation),
         }
     }

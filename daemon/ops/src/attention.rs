@@ -50,7 +50,7 @@ pub enum AttentionKeys {
         /// earlier passes have left is rounded.
         own: Vec<PassRun>,
     },
-    /// Autoregressive: the positions of a cache up to and including each query's own.
+    /// Autoregressive: the positions of a cache up to and including each query's own, as far as its window reaches.
     Causal {
         /// Which of the pass's caches.
         cache: usize,
@@ -268,7 +268,11 @@ impl Ops {
                     let cache = keys.caches[index];
                     assert_eq!(cache.shape().kv_heads, shape.kv_heads);
                     assert_eq!(cache.shape().head_dim, shape.head_dim);
-                    cache.capacity()
+                    match cache.shape().window {
+                        // Positions take turns in it.
+                        Some(_) => usize::MAX,
+                        None => cache.capacity(),
+                    }
                 }
             };
             assert!(range.keys.end() <= rows);

@@ -12,7 +12,7 @@ mod scratch;
 mod vectors;
 
 use rayon::prelude::*;
-use sluice_weights::Weight;
+use sluice_weights::{RopePairs, Weight};
 
 pub(super) use self::quantized::rounds_rows;
 use self::scratch::Scratch;
@@ -78,7 +78,10 @@ impl CpuBackend {
                 .zip(&positions)
                 .for_each(|(row, &position)| {
                     let (cos, sin) = table.at(position);
-                    rows::rotate(row, cos, sin);
+                    match table.pairs {
+                        RopePairs::HalfSplit => rows::rotate(row, cos, sin),
+                        RopePairs::Interleaved => rows::rotate_neighbours(row, cos, sin),
+                    }
                 });
         });
     }

@@ -176,15 +176,20 @@ impl GpuBackend {
 
     pub(super) fn rope(
         &self,
-        inputs: [(&Activation, &Indices); 2],
+        inputs: &[(&Activation, &Indices)],
         table: &RopeTable,
     ) -> Result<(), OpsError> {
-        let rotated = inputs.map(|(x, positions)| cuda::RopeRows {
-            x: x.span(),
-            positions: positions.span(),
-            rows: x.len(),
-            heads: x.width() / (2 * table.half),
-        });
+        // One launch rotates two matrices; the second may have no rows.
+        let matrix = |index: usize| {
+            let (x, positions) = inputs[index.min(inputs.len() - 1)];
+            cuda::RopeRows {
+                x: x.span(),
+                positions: positions.span(),
+                rows: if index < inputs.len() { x.len() } else { 0 },
+                heads: x.width() / (2 * table.half),
+            }
+        };
+        let rotated = [matrix(0), matrix(1)];
         let table_span = table.values.span();
         Ok((self.gpu).rope(self.profile.dtype, rotated, table_span, table.half)?)
     }

@@ -78,7 +78,7 @@ impl KvCache {
     pub fn advance(&mut self, rows: usize) {
         let before = self.len;
         self.len += rows;
-        assert!(self.len <= self.capacity);
+        assert!(self.shape.window.is_some() || self.len <= self.capacity);
         let recent = &mut self.recent;
         if std::mem::take(&mut recent.is_written) {
             if recent.first == before.min(RECENT_BLOCK) {
@@ -110,8 +110,22 @@ impl KvCache {
         }
     }
 
+    /// Where consecutive positions are, in their order: with a window they take turns.
+    pub(super) fn runs(&self, positions: Range<usize>) -> Vec<Range<usize>> {
+        if self.shape.window.is_none() || positions.is_empty() {
+            return vec![positions];
+        }
+        let start = positions.start % self.capacity;
+        let end = start + positions.len();
+        match end.checked_sub(self.capacity) {
+            Some(over) if over > 0 => vec![start..self.capacity, 0..over],
+            _ => vec![start..end],
+        }
+    }
+
     /// Positions for which memory was allocated.
-    pub(super) fn capacity(&self) -> usize {
+    #[must_use]
+    pub fn capacity(&self) -> usize {
         self.capacity
     }
 
@@ -237,6 +251,7 @@ impl Ops {
             // The GPU's attention kernel reads nothing else.
             assert_eq!(shape.format, self.device.dtype().into());
         }
+        let capacity = shape.places(capacity);
         let pages = shape.bytes(capacity).div_ceil(PAGE_BYTES);
         Ok(KvCache {
             memory: DeviceBuffer::new(&self.device, &self.ledger, MemoryKind::KvCache, pages)?,
@@ -316,10 +331,10 @@ impl Ops {
         rows: Range<usize>,
         start: usize,
     ) -> Result<(), OpsError> {
-        let places = start..start + rows.len();
+        let runs = cache.runs(start..start + rows.len());
         // Not `len`: a layer's rows are written before the pass counts them in, and a canvas overwrites positions
         // anywhere.
-        assert!(places.end <= cache.capacity);
+        assert!(runs.iter().all(|places| places.end <= cache.capacity));
         assert!(rows.end <= keys.len().min(values.len()));
         let _timed = self.timed(Phase::Attention);
         if layer == 0 {
@@ -330,14 +345,24 @@ impl Ops {
             Backend::Cpu(cpu) => {
                 let shape = cache.shape;
                 for (which, x) in [keys, values].into_iter().enumerate() {
-                    let room = cache.rows_mut(layer, which, places.clone());
-                    cpu.store_rows(&shape, x, rows.clone(), room);
+                    let mut from = rows.start;
+                    for places in &runs {
+                        let room = cache.rows_mut(layer, which, places.clone());
+                        cpu.store_rows(&shape, x, from..from + places.len(), room);
+                        from += places.len();
+                    }
                 }
             }
-            Backend::Gpu(gpu) => gpu.put_rows(
-                [0, 1].map(|which| cache.span(layer, which, places.clone())),
-                [keys, values].map(|x| x.rows_span(rows.start, rows.len())),
-            )?,
+            Backend::Gpu(gpu) => {
+                let mut from = rows.start;
+                for places in runs {
+                    gpu.put_rows(
+                        [0, 1].map(|which| cache.span(layer, which, places.clone())),
+                        [keys, values].map(|x| x.rows_span(from, places.len())),
+                    )?;
+                    from += places.len();
+                }
+            }
             Backend::DryRun => {}
         }
         Ok(())

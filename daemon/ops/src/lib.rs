@@ -25,7 +25,7 @@ use std::{ops::Range, time::Instant};
 
 use sluice_formats::{DType, Format};
 use sluice_machine::MemoryKind;
-use sluice_weights::{Rope, Weight};
+use sluice_weights::{Rope, RopePairs, Weight};
 
 use self::{activation::ActivationPool, cpu::CpuBackend, gpu::GpuBackend};
 pub use self::{
@@ -42,7 +42,7 @@ pub use self::{
     logits::LogitsRows,
     recurrent_state::{PassStates, RecurrentState, StatePart, StateShape},
     rwkv7::{ChannelFunction, TimeMixInputs, TimeMixVector},
-    shapes::{AttentionShape, KvCacheShape},
+    shapes::{AttentionShape, KvCacheShape, WINDOW_PASS_ROWS},
 };
 use self::{
     device::{Device, DeviceBuffer},
@@ -350,17 +350,16 @@ impl Ops {
         Ok(out)
     }
 
-    /// Rotary embedding on half-split pairs (element i of a head with i + half), in place, of queries and keys. Each has
-    /// one position a row.
+    /// Rotary embedding in place, of queries, of keys, or of both. Each has one position a row.
     ///
     /// # Errors
     /// When the device fails.
     ///
     /// # Panics
     /// When a position lies beyond the table.
-    pub fn rope(
+    pub fn rope<const INPUTS: usize>(
         &self,
-        inputs: [(&mut Activation, &Indices); 2],
+        inputs: [(&mut Activation, &Indices); INPUTS],
         table: &RopeTable,
     ) -> Result<(), OpsError> {
         for (x, positions) in &inputs {
@@ -374,7 +373,7 @@ impl Ops {
                 }
             }
             Backend::Gpu(gpu) => {
-                gpu.rope(inputs.map(|(x, positions)| (&*x, positions)), table)?;
+                gpu.rope(&inputs.map(|(x, positions)| (&*x, positions)), table)?;
             }
             Backend::DryRun => {}
         }
@@ -543,6 +542,7 @@ pub struct RopeTable {
     /// For each position: cosines, then sines.
     values: DeviceBuffer<f32>,
     half: usize,
+    pairs: RopePairs,
 }
 
 impl RopeTable {
@@ -567,7 +567,11 @@ impl RopeTable {
         let len = positions * head_dim;
         let values =
             DeviceBuffer::filled(&ops.device, &ops.ledger, MemoryKind::Weights, len, fill)?;
-        Ok(Self { values, half })
+        Ok(Self {
+            values,
+            half,
+            pairs: rope.pairs,
+        })
     }
 
     fn at(&self, position: usize) -> (&[f32], &[f32]) {

@@ -26,7 +26,7 @@ impl StateShape {
                 layers: shape.layers,
                 hidden_size: shape.hidden_size,
             }),
-            LayerKind::Attention => None,
+            LayerKind::Attention | LayerKind::LatentThought(_) => None,
         }
     }
 

@@ -1,7 +1,7 @@
 //! The shapes that attention and KV caches share.
 
 use sluice_formats::Format;
-use sluice_weights::Shape;
+use sluice_weights::{LayerKind, Shape};
 
 /// How rows are made up of heads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,6 +20,9 @@ pub(super) const RECENT_BLOCK: usize = 32;
 /// The first block, that of a query, and the one before it.
 const RECENT_ROWS_MAX: usize = 3 * RECENT_BLOCK;
 
+/// Most rows of a sequence in a pass whose cache has a window: the cache has places for so many beside what they see.
+pub const WINDOW_PASS_ROWS: usize = 512;
+
 /// The shape and format of a KV cache's rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvCacheShape {
@@ -34,18 +37,36 @@ pub struct KvCacheShape {
     /// Whether the first and the latest positions are kept in `q8_0`, too: of a sequence that is read from left to right,
     /// in fewer bits.
     pub keeps_recent: bool,
+    /// Most positions that a query sees, its own included; the cache then holds the latest positions alone.
+    pub window: Option<usize>,
 }
 
 impl KvCacheShape {
     /// The KV cache of a model of this shape, kept in this format.
     #[must_use]
     pub fn of(shape: &Shape, format: Format) -> Self {
+        let window = match shape.layer_kind {
+            LayerKind::LatentThought(latents) => Some(latents.window),
+            LayerKind::Attention | LayerKind::Rwkv7(_) => None,
+        };
         Self {
             layers: shape.layers,
             kv_heads: shape.kv_heads,
             head_dim: shape.head_dim,
             format,
-            keeps_recent: shape.causal && matches!(format, Format::Q5_0 | Format::Q4_0),
+            keeps_recent: shape.causal
+                && window.is_none()
+                && matches!(format, Format::Q5_0 | Format::Q4_0),
+            window,
+        }
+    }
+
+    /// Places for a sequence of so many positions: with a window no more than the rows of a pass and what the first of
+    /// them sees.
+    pub(super) fn places(&self, positions: usize) -> usize {
+        match self.window {
+            Some(window) => positions.min(window - 1 + WINDOW_PASS_ROWS),
+            None => positions,
         }
     }
 
@@ -89,6 +110,7 @@ impl KvCacheShape {
     /// Bytes of the keys and values of so many positions in all layers.
     #[must_use]
     pub fn bytes(&self, positions: usize) -> usize {
+        let positions = self.places(positions);
         let recent = self.recent_rows(positions) * self.recent().row_bytes();
         2 * self.layers * (positions * self.row_bytes() + recent)
     }

@@ -9,6 +9,8 @@ pub enum WeightGroup {
     Embedding,
     /// A layer's attention, or time mix, and the norm before it.
     Attention(usize),
+    /// A layer's cross-attention to its latents and the norm before it.
+    CrossAttention(usize),
     /// A layer's gate and up projections and the norm before them. RWKV-7 has no gate.
     GateUp(usize),
     // Apart from gate and up: in LLaDA-8B all three in one group would make each staging buffer half as large again.
@@ -25,7 +27,10 @@ impl WeightGroup {
     #[must_use]
     pub fn layer(self) -> Option<usize> {
         match self {
-            Self::Attention(layer) | Self::GateUp(layer) | Self::Down(layer) => Some(layer),
+            Self::Attention(layer)
+            | Self::CrossAttention(layer)
+            | Self::GateUp(layer)
+            | Self::Down(layer) => Some(layer),
             Self::Embedding | Self::FinalNorm | Self::LmHead(_) => None,
         }
     }
@@ -54,6 +59,16 @@ pub enum TensorPart {
     ValueBias,
     /// [hidden size, attention heads · head dimension].
     AttentionOutput,
+    /// [1, hidden size], before cross-attention.
+    CrossNorm,
+    /// [attention heads · head dimension, hidden size], of cross-attention.
+    CrossQuery,
+    /// [KV heads · head dimension, hidden size], of the layer's latents.
+    CrossKey,
+    /// [KV heads · head dimension, hidden size], of the layer's latents.
+    CrossValue,
+    /// [hidden size, attention heads · head dimension], of cross-attention.
+    CrossOutput,
     /// [1, hidden size].
     MlpNorm,
     /// [1, hidden size], of a norm that has a bias.
@@ -89,6 +104,11 @@ impl TensorPart {
             | Self::Value
             | Self::ValueBias
             | Self::AttentionOutput => WeightGroup::Attention(layer),
+            Self::CrossNorm
+            | Self::CrossQuery
+            | Self::CrossKey
+            | Self::CrossValue
+            | Self::CrossOutput => WeightGroup::CrossAttention(layer),
             Self::Rwkv7(part) if !part.is_of_channel_mix() => WeightGroup::Attention(layer),
             Self::MlpNorm | Self::MlpNormBias | Self::Gate | Self::Up | Self::Rwkv7(_) => {
                 WeightGroup::GateUp(layer)
@@ -108,6 +128,10 @@ impl TensorPart {
             | Self::Key
             | Self::Value
             | Self::AttentionOutput
+            | Self::CrossQuery
+            | Self::CrossKey
+            | Self::CrossValue
+            | Self::CrossOutput
             | Self::Gate
             | Self::Up
             | Self::Down
@@ -119,6 +143,7 @@ impl TensorPart {
             | Self::QueryBias
             | Self::KeyBias
             | Self::ValueBias
+            | Self::CrossNorm
             | Self::MlpNorm
             | Self::MlpNormBias
             | Self::FinalNorm

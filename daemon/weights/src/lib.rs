@@ -8,6 +8,7 @@ pub mod decompressed;
 mod group;
 mod input;
 mod kept;
+mod latent;
 pub mod layout;
 mod limits;
 mod pruned;
@@ -25,11 +26,12 @@ pub use self::{
     group::{TensorPart, TensorSpec, WeightGroup},
     input::MatrixInput,
     kept::KeptKvHeads,
+    latent::LatentShape,
     limits::{
         CONTEXT_LENGTH_MAX, END_TOKENS_MAX, HEAD_DIM_MAX, HIDDEN_SIZE_MAX, RECURRENT_CONTEXT_LENGTH,
     },
     pruned::KeptSizes,
-    rope::{Llama3Scaling, Rope},
+    rope::{Llama3Scaling, Rope, RopePairs},
     rwkv7::{RWKV7_HEAD_DIM, Rwkv7Part, Rwkv7Ranks},
     shape::{LayerKind, Shape, TensorNaming},
     storage::{

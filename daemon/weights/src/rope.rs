@@ -1,10 +1,21 @@
 //! Rotary embedding (RoPE): the frequency of each pair of a head.
 
-/// RoPE's frequencies. Pairs are half-split: element i with i + half.
+/// Which elements of a head are rotated together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RopePairs {
+    /// Element i with i + half.
+    HalfSplit,
+    /// Neighbours: element 2i with 2i + 1.
+    Interleaved,
+}
+
+/// RoPE's frequencies and pairs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rope {
     /// Radians per position, for each of a head's pairs.
     pub frequencies: Vec<f32>,
+    /// The pairs.
+    pub pairs: RopePairs,
 }
 
 /// Llama 3.1's context extension (`rope_type` `llama3`): pairs of low frequency are slowed down.
@@ -28,6 +39,7 @@ impl Rope {
         let frequency = |i: usize| base.powf((2 * i) as f32 / head_dim as f32).recip();
         Self {
             frequencies: (0..head_dim / 2).map(frequency).collect(),
+            pairs: RopePairs::HalfSplit,
         }
     }
 

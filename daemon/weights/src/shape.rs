@@ -1,8 +1,9 @@
 //! The shape of a model without its weights: plans are made from it, and synthetic checkpoints.
 
+mod latent;
 mod rwkv7;
 
-use super::{Rwkv7Ranks, TensorPart, TensorSpec};
+use super::{LatentShape, Rwkv7Ranks, TensorPart, TensorSpec};
 
 /// How a family names its tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -11,6 +12,8 @@ pub enum TensorNaming {
     Llada,
     /// `model.layers.N.self_attn.q_proj` and so on, as in Hugging Face's Llama and Qwen.
     HuggingFace,
+    /// `layers.N.attention.wq` and so on, as in the official latent thought model.
+    LatentThought,
 }
 
 /// What a model's layers are made of.
@@ -20,6 +23,8 @@ pub enum LayerKind {
     Attention,
     /// RWKV-7's time mix, whose state has a fixed size, and channel mix. Its heads count as attention heads.
     Rwkv7(Rwkv7Ranks),
+    /// Attention within a window, cross-attention to the layer's own latents, and a gated MLP.
+    LatentThought(LatentShape),
 }
 
 /// The sizes of a model.
@@ -100,6 +105,11 @@ impl Shape {
                     part,
                     kept_kv_heads: None,
                 }));
+                if let (TensorPart::AttentionOutput, LayerKind::LatentThought(_)) =
+                    (part, self.layer_kind)
+                {
+                    specs.extend(latent::cross_attention(layer, width, queries, kv));
+                }
             }
         }
         specs.push(weight(names.final_norm, &[width], 0, TensorPart::FinalNorm));
@@ -127,7 +137,7 @@ impl Shape {
     fn embedding(&self) -> &'static str {
         match self.layer_kind {
             LayerKind::Rwkv7(_) => "model.embeddings",
-            LayerKind::Attention => Names::of(self.naming).embedding,
+            LayerKind::Attention | LayerKind::LatentThought(_) => Names::of(self.naming).embedding,
         }
     }
 
@@ -201,6 +211,24 @@ impl Names {
                 ],
                 final_norm: "model.norm",
                 lm_head: "lm_head",
+            },
+            // The LM head is the embedding, under the head's name.
+            TensorNaming::LatentThought => Self {
+                embedding: "output",
+                layers: "layers",
+                parts: [
+                    "attention_norm",
+                    "attention.wq",
+                    "attention.wk",
+                    "attention.wv",
+                    "attention.wo",
+                    "ffn_norm",
+                    "feed_forward.gate_proj",
+                    "feed_forward.up_proj",
+                    "feed_forward.down_proj",
+                ],
+                final_norm: "norm",
+                lm_head: "output",
             },
         }
     }

@@ -437,8 +437,9 @@ fn order(group: WeightGroup) -> (usize, usize, usize) {
     match group {
         WeightGroup::Embedding => (0, 0, 0),
         WeightGroup::Attention(layer) => (1, layer, 0),
-        WeightGroup::GateUp(layer) => (1, layer, 1),
-        WeightGroup::Down(layer) => (1, layer, 2),
+        WeightGroup::CrossAttention(layer) => (1, layer, 1),
+        WeightGroup::GateUp(layer) => (1, layer, 2),
+        WeightGroup::Down(layer) => (1, layer, 3),
         WeightGroup::FinalNorm => (2, 0, 0),
         WeightGroup::LmHead(part) => (3, part, 0),
     }

@@ -74,6 +74,7 @@ fn attend(
                 head_dim: shape.head_dim,
                 format,
                 keeps_recent: matches!(format, Format::Q5_0 | Format::Q4_0),
+                window: None,
             },
             positions,
         )

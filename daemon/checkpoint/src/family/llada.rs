@@ -188,7 +188,7 @@ mod tests {
         let refusal = |key: &str, value: Value| read(|config| config[key] = value).unwrap_err();
         assert_eq!(
             refusal("model_type", "mamba".into()),
-            "unsupported architecture \"mamba\"; supported are llada, llama, mistral, qwen2, Dream, rwkv7"
+            "unsupported architecture \"mamba\"; supported are llada, llama, mistral, qwen2, Dream, rwkv7, ltm"
         );
         let with_experts = read(|config| {
             config["architectures"] = json!(["LLaDAMoEModelLM"]);
@@ -196,7 +196,7 @@ mod tests {
         });
         assert_eq!(
             with_experts.unwrap_err(),
-            "unsupported architecture \"LLaDAMoEModelLM\"; supported are llada, llama, mistral, qwen2, Dream, rwkv7"
+            "unsupported architecture \"LLaDAMoEModelLM\"; supported are llada, llama, mistral, qwen2, Dream, rwkv7, ltm"
         );
         assert_eq!(
             refusal("alibi", true.into()),

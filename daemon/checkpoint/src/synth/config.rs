@@ -1,7 +1,7 @@
 //! `config.json` of a shape, with the keys that its family is read by.
 
 use serde_json::{Value, json};
-use sluice_weights::{Shape, TensorNaming};
+use sluice_weights::{LayerKind, Shape, TensorNaming};
 
 use super::SynthDType;
 use crate::{CheckpointError, family::ModelConfig};
@@ -47,6 +47,7 @@ pub(super) fn config(shape: &Shape, element: SynthDType) -> Value {
         }
         (TensorNaming::HuggingFace, true, true) => hugging_face(shape, "Qwen2ForCausalLM", "qwen2"),
         (TensorNaming::HuggingFace, false, _) => dream(shape),
+        (TensorNaming::LatentThought, ..) => latent_thought(shape),
     };
     config["torch_dtype"] = match element {
         SynthDType::Bf16 => "bfloat16",
@@ -99,6 +100,28 @@ fn dream(shape: &Shape) -> Value {
     let mut config = hugging_face(shape, "DreamModel", "Dream");
     config["mask_token_id"] = shape.padded_vocab_size.saturating_sub(1).into();
     config
+}
+
+fn latent_thought(shape: &Shape) -> Value {
+    let LayerKind::LatentThought(latents) = shape.layer_kind else {
+        return json!({"model_type": "ltm"});
+    };
+    json!({
+        "architectures": ["LatentThoughtModel"],
+        "model_type": "ltm",
+        "dim": shape.hidden_size,
+        "n_layers": shape.layers,
+        "n_heads": shape.attention_heads,
+        "n_kv_heads": shape.kv_heads,
+        "hidden_dim": shape.intermediate_size,
+        "vocab_size": shape.padded_vocab_size,
+        "max_seq_len": shape.context_length,
+        "max_z_len": latents.latents * shape.layers,
+        "window_size": latents.window,
+        "norm_eps": EPSILON,
+        "rope_theta": 10_000.0,
+        "eos_token_id": shape.padded_vocab_size.saturating_sub(1),
+    })
 }
 
 fn hugging_face(shape: &Shape, architecture: &str, model_type: &str) -> Value {

@@ -149,8 +149,9 @@ pub fn fixture_forwards(
         let wanted: Vec<Vec<usize>> = (rows.iter())
             .map(|row| (row.len().saturating_sub(kept)..row.len()).collect())
             .collect();
+        let z = latents(&tensors, &format!("forward.{name}.z"), rows.len());
         let found = match shape.causal {
-            true => autoregressive_logits(ops, &model, &weights, &shape, &rows, kept)?,
+            true => autoregressive_logits(ops, &model, &weights, &shape, (&rows, &z), kept)?,
             false => {
                 let longest = rows.iter().map(Vec::len).max().unwrap_or(0);
                 let positions: Vec<_> = (0..longest).collect();
@@ -170,20 +171,32 @@ pub fn fixture_forwards(
             }
         };
         let tensor = tensors.tensor(&format!("forward.{name}.logits"));
-        let reference: Vec<f32> = tensor
-            .map_err(|_| broken(folder))?
-            .data()
-            .chunks_exact(4)
-            .map(|four| f32::from_le_bytes([four[0], four[1], four[2], four[3]]))
-            .collect();
+        let reference = tensor.map_err(|_| broken(folder))?.data();
         forwards.push(FixtureLogits {
             name: name.to_owned(),
             vocabulary: shape.padded_vocab_size,
-            reference,
+            reference: floats(reference),
             found,
         });
     }
     Ok(forwards)
+}
+
+/// The latents of each sequence of a case; none where the fixture has none.
+fn latents(tensors: &SafeTensors<'_>, name: &str, sequences: usize) -> Vec<Vec<f32>> {
+    let Ok(tensor) = tensors.tensor(name) else {
+        return Vec::new();
+    };
+    let all = floats(tensor.data());
+    let of_each = all.len() / sequences.max(1);
+    all.chunks_exact(of_each.max(1))
+        .map(<[f32]>::to_vec)
+        .collect()
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    let four = |bytes: &[u8; 4]| f32::from_le_bytes(*bytes);
+    bytes.as_chunks::<4>().0.iter().map(four).collect()
 }
 
 /// Rows of an autoregressive sequence that go through the layers together: few, so that most of them read what was kept of the rows before.
@@ -195,7 +208,7 @@ fn autoregressive_logits(
     model: &Network,
     weights: &Residency,
     shape: &Shape,
-    texts: &[Vec<u32>],
+    (texts, z): (&[Vec<u32>], &[Vec<f32>]),
     kept: usize,
 ) -> Result<Vec<f32>, EngineError> {
     let never = AtomicBool::new(false);
@@ -208,6 +221,11 @@ fn autoregressive_logits(
         .iter()
         .map(|text| SequenceMemory::new(ops, memory, text.len()));
     let mut memories = memories.collect::<Result<Vec<_>, _>>()?;
+    for (memory, z) in memories.iter_mut().zip(z) {
+        if let SequenceMemory::Latent(memory) = memory {
+            memory.set_latents(z.clone());
+        }
+    }
     let mut all = vec![Vec::new(); texts.len()];
     let longest = texts.iter().map(Vec::len).max().unwrap_or(0);
     for start in (0..longest).step_by(AUTOREGRESSIVE_ROWS) {

@@ -119,7 +119,7 @@ impl DryRun {
             ),
         };
         // As many as `share_rows` gives out, which real passes call with the same number.
-        let rows = workload.rows().min(mlp_rows).max(requests);
+        let rows = (workload.rows().min(memory.pass_rows(mlp_rows))).max(requests);
         let tokens: Vec<_> = even_shares(rows, requests)
             .map(|rows| vec![0; rows])
             .collect();

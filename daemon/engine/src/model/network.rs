@@ -10,6 +10,7 @@
 //! with its query heads; between the projections its rows have the model's layout, with zeros in the place of the others.
 
 mod attention;
+mod cross_attention;
 mod mlp;
 mod rows;
 mod rwkv7;
@@ -189,6 +190,12 @@ impl Network {
         for Sequence { tokens, sees, .. } in sequences {
             match sees {
                 VisibleKeys::Before { cache } => cache.advance(tokens.len()),
+                VisibleKeys::Latent { cache, latents, .. } => {
+                    cache.advance(tokens.len());
+                    if latents.is_empty() {
+                        latents.advance(latents.capacity());
+                    }
+                }
                 VisibleKeys::State { state, fork } => {
                     if let Some((rows, fork)) = fork {
                         fork.forked_from(state, *rows);
@@ -230,6 +237,12 @@ impl Network {
                     hidden = self.attention(ops, weights, layer, hidden, (rows, seen), observer)?;
                     self.mlp(ops, weights, layer, &mut hidden, observer)?;
                 }
+                LayerKind::LatentThought(sizes) => {
+                    hidden = self.attention(ops, weights, layer, hidden, (rows, seen), observer)?;
+                    let kept = (rows, &mut seen.latents);
+                    self.cross_attention(ops, weights, layer, &mut hidden, kept, sizes)?;
+                    self.mlp(ops, weights, layer, &mut hidden, observer)?;
+                }
                 LayerKind::Rwkv7(_) => {
                     let states = &mut seen.states;
                     let kept = (&mut *states, &mut first_value);
@@ -239,7 +252,7 @@ impl Network {
             }
         }
         match self.config.shape.layer_kind {
-            LayerKind::Attention => Ok(hidden),
+            LayerKind::Attention | LayerKind::LatentThought(_) => Ok(hidden),
             // The last layer's state needs all rows.
             LayerKind::Rwkv7(_) => Ok(ops.take_rows(&hidden, &rows.wanted)?),
         }

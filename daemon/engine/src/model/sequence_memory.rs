@@ -1,9 +1,12 @@
-//! What an autoregressive model keeps of a sequence between passes: a KV cache, or a state.
+//! What an autoregressive model keeps of a sequence between passes: a KV cache, or a state, or latents besides a KV cache
+//! with a window.
 
 use sluice_formats::Format;
 use sluice_machine::page::PAGE_BYTES;
-use sluice_ops::{KvCache, KvCacheShape, Ops, OpsError, RecurrentState, StateShape};
-use sluice_weights::Shape;
+use sluice_ops::{
+    KvCache, KvCacheShape, Ops, OpsError, RecurrentState, StateShape, WINDOW_PASS_ROWS,
+};
+use sluice_weights::{LayerKind, Shape};
 
 use super::network::VisibleKeys;
 
@@ -14,15 +17,68 @@ pub enum SequenceShape {
     KvCache(KvCacheShape),
     /// Of a state, which does not.
     State(StateShape),
+    /// Of a KV cache with a window, and of latents.
+    Latent(LatentMemoryShape),
+}
+
+/// The sizes of what a latent thought model keeps of a sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LatentMemoryShape {
+    /// The KV cache of the tokens.
+    window: KvCacheShape,
+    /// Latents of a layer.
+    latents: usize,
+    /// Elements of a latent.
+    hidden_size: usize,
+}
+
+impl LatentMemoryShape {
+    /// The cache of the latents' keys and values.
+    fn latent_cache(self) -> KvCacheShape {
+        KvCacheShape {
+            window: None,
+            ..self.window
+        }
+    }
+
+    /// Elements of all latents.
+    fn elements(self) -> usize {
+        self.window.layers * self.latents * self.hidden_size
+    }
 }
 
 impl SequenceShape {
     /// The memory of a model of this shape, with its KV cache in this format if it has one.
     #[must_use]
     pub fn of(shape: &Shape, format: Format) -> Self {
-        match StateShape::of(shape) {
-            Some(state) => Self::State(state),
-            None => Self::KvCache(KvCacheShape::of(shape, format)),
+        let cache = KvCacheShape::of(shape, format);
+        match (StateShape::of(shape), shape.layer_kind) {
+            (Some(state), _) => Self::State(state),
+            (None, LayerKind::LatentThought(sizes)) => Self::Latent(LatentMemoryShape {
+                window: cache,
+                latents: sizes.latents,
+                hidden_size: shape.hidden_size,
+            }),
+            (None, _) => Self::KvCache(cache),
+        }
+    }
+
+    /// The format of its KV cache, if it has one.
+    #[must_use]
+    pub fn format(self) -> Option<Format> {
+        match self {
+            Self::KvCache(shape) => Some(shape.format),
+            Self::Latent(shape) => Some(shape.window.format),
+            Self::State(_) => None,
+        }
+    }
+
+    /// Most rows of a pass, where `mlp_rows` go through an MLP together.
+    #[must_use]
+    pub fn pass_rows(self, mlp_rows: usize) -> usize {
+        match self {
+            Self::Latent(_) => mlp_rows.min(WINDOW_PASS_ROWS),
+            Self::KvCache(_) | Self::State(_) => mlp_rows,
         }
     }
 
@@ -30,7 +86,7 @@ impl SequenceShape {
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Self::KvCache(_) => "KV cache",
+            Self::KvCache(_) | Self::Latent(_) => "KV cache",
             Self::State(_) => "state",
         }
     }
@@ -41,6 +97,9 @@ impl SequenceShape {
         match self {
             Self::KvCache(shape) => shape.bytes(positions),
             Self::State(shape) => shape.bytes(),
+            Self::Latent(shape) => {
+                shape.window.bytes(positions) + shape.latent_cache().bytes(shape.latents)
+            }
         }
     }
 
@@ -49,7 +108,7 @@ impl SequenceShape {
         match self {
             // Each cache is rounded up to a page. With different lengths only their sum is known, so a page is added
             // for each.
-            Self::KvCache(_) => (sequences - 1) * PAGE_BYTES,
+            Self::KvCache(_) | Self::Latent(_) => (sequences - 1) * PAGE_BYTES,
             Self::State(_) => 0,
         }
     }
@@ -61,6 +120,28 @@ pub enum SequenceMemory {
     KvCache(KvCache),
     /// A state of fixed size.
     State(RecurrentState),
+    /// Keys and values of the latest positions, and latents.
+    Latent(LatentMemory),
+}
+
+/// What a latent thought model keeps of a sequence.
+pub struct LatentMemory {
+    shape: LatentMemoryShape,
+    window: KvCache,
+    latents: KvCache,
+    z: Vec<f32>,
+}
+
+impl LatentMemory {
+    /// Sets the latents of a sequence that has read nothing: for each layer its rows of the hidden size. Before, they
+    /// are zero.
+    ///
+    /// # Panics
+    /// When it has read tokens, or there are not as many elements as the model's latents have.
+    pub fn set_latents(&mut self, z: Vec<f32>) {
+        assert!(self.latents.is_empty() && z.len() == self.shape.elements());
+        self.z = z;
+    }
 }
 
 impl SequenceMemory {
@@ -72,6 +153,12 @@ impl SequenceMemory {
         Ok(match shape {
             SequenceShape::KvCache(shape) => Self::KvCache(ops.kv_cache(shape, capacity)?),
             SequenceShape::State(shape) => Self::State(ops.recurrent_state(shape)?),
+            SequenceShape::Latent(shape) => Self::Latent(LatentMemory {
+                window: ops.kv_cache(shape.window, capacity)?,
+                latents: ops.kv_cache(shape.latent_cache(), shape.latents)?,
+                z: vec![0.0; shape.elements()],
+                shape,
+            }),
         })
     }
 
@@ -81,6 +168,7 @@ impl SequenceMemory {
         match self {
             Self::KvCache(cache) => SequenceShape::KvCache(cache.shape()),
             Self::State(state) => SequenceShape::State(state.shape()),
+            Self::Latent(memory) => SequenceShape::Latent(memory.shape),
         }
     }
 
@@ -90,6 +178,7 @@ impl SequenceMemory {
         match self {
             Self::KvCache(cache) => cache.len(),
             Self::State(state) => state.len(),
+            Self::Latent(memory) => memory.window.len(),
         }
     }
 
@@ -105,6 +194,7 @@ impl SequenceMemory {
         match self {
             Self::KvCache(cache) => cache.bytes(),
             Self::State(state) => state.bytes(),
+            Self::Latent(memory) => memory.window.bytes() + memory.latents.bytes(),
         }
     }
 
@@ -113,17 +203,18 @@ impl SequenceMemory {
         match self {
             Self::KvCache(cache) => cache.take_back(rows),
             Self::State(state) => state.take_back(rows),
+            Self::Latent(memory) => memory.window.take_back(rows),
         }
     }
 
     /// From how many of its positions another sequence can go on, of which `same` are the same: from any number with a
-    /// KV cache, from all or none with a state.
+    /// KV cache, from all or none with a state, from none with latents, which belong to one prompt.
     #[must_use]
     pub fn usable(&self, same: usize) -> usize {
         match self {
             Self::KvCache(_) => same,
             Self::State(state) if state.len() == same => same,
-            Self::State(_) => 0,
+            Self::State(_) | Self::Latent(_) => 0,
         }
     }
 
@@ -155,6 +246,11 @@ impl SequenceMemory {
         match self {
             Self::KvCache(cache) => VisibleKeys::Before { cache },
             Self::State(state) => VisibleKeys::State { state, fork: None },
+            Self::Latent(memory) => VisibleKeys::Latent {
+                cache: &mut memory.window,
+                latents: &mut memory.latents,
+                z: &memory.z,
+            },
         }
     }
 }

@@ -111,10 +111,8 @@ impl AutoregressiveRequest {
 
     /// Emits the first event.
     pub(super) fn tell_start(&mut self, profile: &Profile, emit: &mut dyn FnMut(Event)) {
-        let is_exact = match self.memory.shape() {
-            SequenceShape::KvCache(shape) => shape.format == compute_format(profile),
-            SequenceShape::State(_) => true,
-        };
+        let kept_in = self.memory.shape().format();
+        let is_exact = kept_in.is_none_or(|format| format == compute_format(profile));
         self.continuation.start(is_exact, emit);
     }
 
@@ -196,7 +194,10 @@ pub(super) fn pass(
     let (model, weights) = (&current.model, &current.weights);
     let unread: Vec<usize> = requests.iter().map(|request| request.unread()).collect();
     // No more rows than go through an MLP at once: the plan counted activations for so many.
-    let shares = share_rows(&unread, current.mlp_rows);
+    let rows_max = (requests.first()).map_or(0, |request| {
+        request.memory.shape().pass_rows(current.mlp_rows)
+    });
+    let shares = share_rows(&unread, rows_max);
     let wanted: Vec<Vec<usize>> = shares
         .iter()
         .zip(&unread)

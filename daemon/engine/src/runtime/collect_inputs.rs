@@ -39,9 +39,12 @@ impl PassRunner<'_> {
             };
             let cancel = self.cancel;
             let ran = self.run(1, &mut |ops, current| {
-                let reading = format.map(|format| SampleReading {
-                    memory: SequenceShape::of(&current.planner.config.shape, format),
-                    rows: current.mlp_rows,
+                let reading = format.map(|format| {
+                    let memory = SequenceShape::of(&current.planner.config.shape, format);
+                    SampleReading {
+                        memory,
+                        rows: memory.pass_rows(current.mlp_rows),
+                    }
                 });
                 reader.run(ops, (&current.model, &current.weights), reading, cancel)?;
                 Ok(((), pass.tokens.len()))

@@ -270,9 +270,12 @@ impl Worker {
         choices.settings.resolved_mix = None;
         let current = self.current_mut()?;
         let shape = &current.planner.config.shape;
-        let reading = shape.causal.then(|| SampleReading {
-            memory: SequenceShape::of(shape, kept_in),
-            rows: current.mlp_rows,
+        let reading = shape.causal.then(|| {
+            let memory = SequenceShape::of(shape, kept_in);
+            SampleReading {
+                memory,
+                rows: memory.pass_rows(current.mlp_rows),
+            }
         });
         let longest = samples
             .iter()

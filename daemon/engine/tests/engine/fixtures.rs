@@ -93,6 +93,11 @@ fn logits_states_rwkv7() {
     check_logits("rwkv7-tiny");
 }
 
+#[test]
+fn logits_windows_and_latents() {
+    check_logits("ltm-tiny");
+}
+
 fn check_tokens(name: &str, cases: usize) {
     let options = EngineOptions {
         threads: 2,

@@ -31,6 +31,8 @@ const TILE_QUERIES: usize = 256;
 /// Most rows of a task where several heads share keys, and most elements of those rows.
 const TASK_ROWS: usize = 512;
 const TASK_LEN: usize = 1 << 16;
+/// Queries that go through the keys of their windows together.
+const WINDOW_QUERIES: usize = 64;
 /// Least tasks for each thread, where heads can be split.
 const TASKS: usize = 4;
 
@@ -44,8 +46,8 @@ struct HeadTask<'a> {
     kv_head: usize,
     heads: Range<usize>,
     segments: &'a [SourceSegment<'a>],
-    /// For each query how many keys it sees, counted through all segments in their order; `None`: all of them.
-    seen: Option<&'a [usize]>,
+    /// For each query which keys it sees, counted through all segments in their order; `None`: all of them.
+    seen: Option<&'a [Range<usize>]>,
     /// The shape of the cache, or else of the pass's rows: tiles have room for its heads, and are rotated as those are.
     shape: KvCacheShape,
 }
@@ -94,11 +96,12 @@ impl HeadTask<'_> {
         )
     }
 
-    /// How many keys of a tile of `count` keys a row sees, where `before` keys came in earlier tiles.
-    fn seen(&self, row: usize, before: usize, count: usize) -> usize {
-        self.seen.map_or(count, |seen| {
-            let seen = seen[row % self.queries.len()];
-            seen.saturating_sub(before).min(count)
+    /// Which keys of a tile of `count` keys a row sees, where `before` keys came in earlier tiles.
+    fn seen(&self, row: usize, before: usize, count: usize) -> Range<usize> {
+        self.seen.map_or(0..count, |seen| {
+            let seen = &seen[row % self.queries.len()];
+            let within = |end: usize| end.saturating_sub(before).min(count);
+            within(seen.start)..within(seen.end)
         })
     }
 
@@ -112,9 +115,9 @@ impl HeadTask<'_> {
     /// The tiles of the keys, as far as any of the queries sees them: where they lie, and the rows of each.
     fn tiles(&self) -> impl Iterator<Item = (&RowSource<'_>, Range<usize>)> {
         let step = tile_keys(&self.shape);
-        let mut most = self
-            .seen
-            .map_or(usize::MAX, |seen| seen.iter().copied().max().unwrap_or(0));
+        let mut most = self.seen.map_or(usize::MAX, |seen| {
+            seen.iter().map(|seen| seen.end).max().unwrap_or(0)
+        });
         self.segments.iter().flat_map(move |segment| {
             let KeySegment { start, len } = segment.rows;
             let len = len.min(most);
@@ -234,6 +237,7 @@ impl CpuBackend {
                 head_dim: shape.head_dim,
                 format: Format::F32,
                 keeps_recent: false,
+                window: None,
             },
             rotates: false,
         });
@@ -364,7 +368,7 @@ impl<'a> CacheSource<'a> {
 struct RangeKeys<'a> {
     queries: Range<usize>,
     segments: Vec<SourceSegment<'a>>,
-    seen: Option<Vec<usize>>,
+    seen: Option<Vec<Range<usize>>>,
     shape: KvCacheShape,
 }
 
@@ -407,6 +411,9 @@ impl<'a> RangeKeys<'a> {
                 own,
             } => {
                 let (cache, own) = (&caches[*cache], own.as_ref().zip(pass));
+                if let Some(window) = cache.cache.shape().window {
+                    return windowed(cache, window, range.queries.start, positions);
+                }
                 let mut start = range.queries.start;
                 let alike = |a: &usize, b: &usize| {
                     !cache.cache.shape().keeps_recent || a / RECENT_BLOCK == b / RECENT_BLOCK
@@ -417,7 +424,7 @@ impl<'a> RangeKeys<'a> {
                     Self {
                         queries,
                         segments: causal(cache, own, positions),
-                        seen: Some(positions.iter().map(|position| position + 1).collect()),
+                        seen: Some(positions.iter().map(|position| 0..position + 1).collect()),
                         shape: cache.rounded.shape,
                     }
                 });
@@ -459,6 +466,38 @@ impl<'a> RangeKeys<'a> {
             })
         })
     }
+}
+
+/// Queries at these positions, each of which sees the latest positions up to its own, by blocks of them.
+fn windowed<'a>(
+    cache: &CacheSource<'a>,
+    window: usize,
+    start: usize,
+    positions: &[usize],
+) -> Vec<RangeKeys<'a>> {
+    let mut start = start;
+    let alike = |a: &usize, b: &usize| a / WINDOW_QUERIES == b / WINDOW_QUERIES && a < b;
+    let parts = positions.chunk_by(alike).map(|positions| {
+        let queries = start..start + positions.len();
+        start = queries.end;
+        // Of rising positions the first sees the first key, and the last the last.
+        let first = (positions[0] + 1).saturating_sub(window);
+        let seen = |&position: &usize| {
+            let from = (position + 1).saturating_sub(window);
+            from - first..position + 1 - first
+        };
+        let end = positions.last().map_or(0, |last| last + 1);
+        let runs = cache.cache.runs(first..end).into_iter();
+        RangeKeys {
+            queries,
+            segments: runs
+                .filter_map(|places| SourceSegment::new(cache.rounded, places))
+                .collect(),
+            seen: Some(positions.iter().map(seen).collect()),
+            shape: cache.rounded.shape,
+        }
+    });
+    parts.collect()
 }
 
 /// All positions of a cache up to the last of these queries' own. Rows of this pass come from the pass where the cache

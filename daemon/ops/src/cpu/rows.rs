@@ -65,6 +65,21 @@ with_vectors! {
     layer_norm, layer_norm_body, (out: &mut [f32], row: &[f32], scale: &[f32], bias: &[f32], epsilon: f32)
 }
 
+#[inline(always)]
+fn rotate_neighbours_body(row: &mut [f32], cos: &[f32], sin: &[f32]) {
+    for head in row.chunks_exact_mut(2 * cos.len()) {
+        let pairs = head.as_chunks_mut::<2>().0.iter_mut();
+        for ([a, b], (cos, sin)) in pairs.zip(cos.iter().zip(sin)) {
+            (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+        }
+    }
+}
+
+with_vectors! {
+    /// Rotates the pairs of neighbours of each head by these angles.
+    rotate_neighbours, rotate_neighbours_body, (row: &mut [f32], cos: &[f32], sin: &[f32])
+}
+
 with_vectors! {
     /// Rotates the pairs of each head, an element of its first half with one of its second, by these angles.
     rotate, rotate_body, (row: &mut [f32], cos: &[f32], sin: &[f32])

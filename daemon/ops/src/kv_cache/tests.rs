@@ -87,6 +87,7 @@ fn difference(format: Format, shape: AttentionShape, pieces: &[usize]) -> f32 {
         head_dim: shape.head_dim,
         format,
         keeps_recent: false,
+        window: None,
     };
     let mut cache = ops.kv_cache(cache_shape, POSITIONS + 3).unwrap();
     let mut worst = 0f32;
@@ -161,6 +162,7 @@ fn a_copy_goes_on_as_the_original_would() {
         head_dim: 16,
         format: Format::Q8_0,
         keeps_recent: false,
+        window: None,
     };
     let mut from = ops.kv_cache(shape, 8).unwrap();
     for layer in 0..2 {
@@ -193,6 +195,7 @@ fn sequences_beside_each_other_see_their_own_alone() {
         head_dim: GROUPED.head_dim,
         format,
         keeps_recent: false,
+        window: None,
     };
     let (width, kv) = (6 * 16, 2 * 16);
     let all: usize = lengths.iter().map(|(_, next)| next).sum();
@@ -272,6 +275,7 @@ fn recent_shape(format: Format) -> KvCacheShape {
         head_dim: GROUPED.head_dim,
         format,
         keeps_recent: true,
+        window: None,
     }
 }
 

@@ -74,6 +74,7 @@ impl DevicePair<'_> {
                 head_dim: shape.head_dim,
                 format: compute_format(&ops.device().profile()),
                 keeps_recent: false,
+                window: None,
             };
             let (mut from, mut start) = (0, 0);
             let (mut caches, mut ranges) = (Vec::new(), Vec::new());
@@ -152,6 +153,7 @@ impl DevicePair<'_> {
                     head_dim: shape.head_dim,
                     format: compute_format(&ops.device().profile()),
                     keeps_recent: false,
+                    window: None,
                 },
                 PLACES,
             )?;

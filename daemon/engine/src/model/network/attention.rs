@@ -1,6 +1,6 @@
 //! Attention with its norm and its residual.
 
-use sluice_ops::{Activation, AttentionShape, KeyRows, Ops, PassRun};
+use sluice_ops::{Activation, KeyRows, Ops, PassRun};
 use sluice_weights::{MatrixInput, TensorPart, WeightGroup};
 
 use super::{
@@ -58,11 +58,7 @@ impl Network {
         if let Some(rope) = &self.rope {
             ops.rope(rotated, rope)?;
         }
-        let shape = AttentionShape {
-            heads: self.config.shape.attention_heads,
-            kv_heads,
-            head_dim: self.config.shape.head_dim,
-        };
+        let shape = self.attention_shape();
         // Before attention: queries read the cache even for keys of this pass, so that no result depends on how a
         // prompt was cut. Where the latest positions are kept in more bits, queries read the pass's rows, rounded as
         // the cache has them.

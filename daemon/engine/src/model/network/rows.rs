@@ -45,6 +45,15 @@ pub enum VisibleKeys<'a> {
         /// The sequence's cache.
         cache: &'a mut KvCache,
     },
+    /// Autoregressive within a window, with cross-attention to latents.
+    Latent {
+        /// The sequence's cache, with a window.
+        cache: &'a mut KvCache,
+        /// Keys and values of each layer's latents; computed in the first pass, while it is empty.
+        latents: &'a mut KvCache,
+        /// The latents: for each layer the same number of rows of the hidden size.
+        z: &'a [f32],
+    },
     /// Autoregressive without attention: these rows follow those that the state has read.
     State {
         /// The sequence's state.
@@ -71,10 +80,30 @@ pub(super) struct BatchKeys<'a> {
     /// Whether all sequences are autoregressive and their caches have all rows of the pass, so that queries read caches
     /// only.
     pub(super) is_of_caches: bool,
+    /// The latents of sequences that have some.
+    pub(super) latents: LatentKeys<'a>,
     /// The states of sequences without attention.
     pub(super) states: PassStates<'a>,
     all: AttentionTasks,
     wanted: AttentionTasks,
+}
+
+/// What cross-attention reads.
+pub(super) struct LatentKeys<'a> {
+    /// For each sequence the cache of its latents' keys and values, and the latents.
+    pub(super) sequences: Vec<(&'a mut KvCache, &'a [f32])>,
+    all: AttentionTasks,
+    wanted: AttentionTasks,
+}
+
+impl LatentKeys<'_> {
+    /// The tasks of all rows or, in the last layer, of the wanted ones.
+    pub(super) fn tasks(&self, is_last: bool) -> &AttentionTasks {
+        match is_last {
+            true => &self.wanted,
+            false => &self.all,
+        }
+    }
 }
 
 /// A cache, and the runs of rows that are written to it.
@@ -110,10 +139,12 @@ pub(super) fn batched<'a>(
 ) -> Result<(BatchRows, BatchKeys<'a>), EngineError> {
     let (mut tokens, mut positions) = (Vec::new(), Vec::new());
     let (mut wanted, mut wanted_positions) = (Vec::new(), Vec::new());
-    let (mut ranges, mut wanted_ranges) = (Vec::new(), Vec::new());
+    let mut ranges = Ranges::default();
     let mut caches = Vec::new();
     let mut is_of_caches = true;
     let mut states = PassStates::default();
+    let mut latent_sequences = Vec::new();
+    let mut latent_ranges = Ranges::default();
     for sequence in sequences {
         let (start, wanted_start) = (tokens.len(), wanted.len());
         tokens.extend_from_slice(sequence.tokens);
@@ -130,8 +161,8 @@ pub(super) fn batched<'a>(
                 is_of_caches = false;
                 let each = CanvasRows::new(start, sequence.positions, *checks);
                 let all: Vec<_> = (0..rows.len()).collect();
-                ranges.extend(each.ranges(rows, &all));
-                wanted_ranges.extend(each.ranges(wanted_rows, sequence.wanted));
+                ranges.all.extend(each.ranges(rows, &all));
+                (ranges.wanted).extend(each.ranges(wanted_rows, sequence.wanted));
             }
             VisibleKeys::Cached {
                 cache: kept,
@@ -158,49 +189,44 @@ pub(super) fn batched<'a>(
                     selects: *selects,
                     queries: [rows.clone(), wanted_rows.clone()],
                 });
-                for (ranges, queries) in [(&mut ranges, rows), (&mut wanted_ranges, wanted_rows)] {
-                    let segments = seen.to_vec();
-                    let own = own.clone();
-                    let keys = AttentionKeys::Cached {
-                        cache,
-                        segments,
-                        own,
-                    };
-                    ranges.push(AttentionRange { queries, keys });
-                }
+                let keys = || AttentionKeys::Cached {
+                    cache,
+                    segments: seen.to_vec(),
+                    own: own.clone(),
+                };
+                ranges.add(&[rows, wanted_rows], [keys(), keys()]);
             }
             VisibleKeys::State { state, fork } => {
                 let fork = fork.as_mut().map(|(count, fork)| (*count, &mut **fork));
                 states.add(rows, state, fork);
             }
             VisibleKeys::Before { cache: kept } => {
-                let first = kept.len();
-                // Each query sees the cache up to its own position, which also hides the capacity that is not written
-                // yet.
-                let places = (first..first + rows.len()).collect();
-                let wanted_places = sequence.wanted.iter().map(|row| first + row).collect();
-                let own = PassRun {
-                    rows: rows.clone(),
-                    start: first,
-                };
                 is_of_caches &= !kept.shape().keeps_recent;
-                caches.push(CachedRows {
-                    cache: kept,
-                    runs: vec![own.clone()],
-                    selects: None,
-                    queries: [rows.clone(), wanted_rows.clone()],
-                });
-                for (ranges, queries, places) in [
-                    (&mut ranges, rows, places),
-                    (&mut wanted_ranges, wanted_rows, wanted_places),
-                ] {
-                    let keys = AttentionKeys::Causal {
-                        cache,
-                        positions: places,
-                        own: Some(own.clone()),
-                    };
-                    ranges.push(AttentionRange { queries, keys });
-                }
+                caches.push(causal(
+                    kept,
+                    cache,
+                    [rows, wanted_rows],
+                    sequence.wanted,
+                    &mut ranges,
+                ));
+            }
+            VisibleKeys::Latent {
+                cache: kept,
+                latents,
+                z,
+            } => {
+                let queries = [rows, wanted_rows];
+                let keys = || AttentionKeys::Cached {
+                    cache: latent_sequences.len(),
+                    segments: vec![KeySegment {
+                        start: 0,
+                        len: latents.capacity(),
+                    }],
+                    own: Vec::new(),
+                };
+                latent_ranges.add(&queries, [keys(), keys()]);
+                latent_sequences.push((&mut **latents, *z));
+                caches.push(causal(kept, cache, queries, sequence.wanted, &mut ranges));
             }
         }
     }
@@ -213,11 +239,66 @@ pub(super) fn batched<'a>(
     let seen = BatchKeys {
         caches,
         is_of_caches,
+        latents: LatentKeys {
+            sequences: latent_sequences,
+            all: ops.attention_tasks(latent_ranges.all)?,
+            wanted: ops.attention_tasks(latent_ranges.wanted)?,
+        },
         states,
-        all: ops.attention_tasks(ranges)?,
-        wanted: ops.attention_tasks(wanted_ranges)?,
+        all: ops.attention_tasks(ranges.all)?,
+        wanted: ops.attention_tasks(ranges.wanted)?,
     };
     Ok((rows, seen))
+}
+
+/// What all rows attend to and, in the last layer, the wanted ones.
+#[derive(Default)]
+struct Ranges {
+    all: Vec<AttentionRange>,
+    wanted: Vec<AttentionRange>,
+}
+
+impl Ranges {
+    /// Adds what these queries see: all rows of a sequence, and the wanted ones.
+    fn add(&mut self, [all, wanted]: &[Range<usize>; 2], [keys, of_wanted]: [AttentionKeys; 2]) {
+        for (ranges, queries, keys) in [
+            (&mut self.all, all, keys),
+            (&mut self.wanted, wanted, of_wanted),
+        ] {
+            let queries = queries.clone();
+            ranges.push(AttentionRange { queries, keys });
+        }
+    }
+}
+
+/// Rows that follow those that a cache, the pass's `cache`-th, holds, and see them and each other up to themselves.
+fn causal<'a>(
+    kept: &'a mut KvCache,
+    cache: usize,
+    queries: [Range<usize>; 2],
+    wanted: &[usize],
+    ranges: &mut Ranges,
+) -> CachedRows<'a> {
+    let (first, count) = (kept.len(), queries[0].len());
+    let own = PassRun {
+        rows: queries[0].clone(),
+        start: first,
+    };
+    // Each query sees the cache up to its own position, which also hides the capacity that is not written yet.
+    let keys = |positions| AttentionKeys::Causal {
+        cache,
+        positions,
+        own: Some(own.clone()),
+    };
+    let places = (first..first + count).collect();
+    let wanted_places = wanted.iter().map(|row| first + row).collect();
+    ranges.add(&queries, [keys(places), keys(wanted_places)]);
+    CachedRows {
+        cache: kept,
+        runs: vec![own],
+        selects: None,
+        queries,
+    }
 }
 
 /// The rows of a canvas, which see each other.

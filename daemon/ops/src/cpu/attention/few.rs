@@ -38,10 +38,12 @@ pub(super) fn attend(
         let (tile_of_keys, stride) = source.tile(0, task.kv_head, keys.clone(), tile);
         score(tile_of_keys, stride, queries, dim, scores);
         for (row, scores) in scores.chunks_exact_mut(keys.len()).enumerate() {
-            let (scores, unseen) = scores.split_at_mut(task.seen(row, before, keys.len()));
-            // The matmul below takes whole tiles, so keys after the query's own get weight zero instead of being
+            let seen = task.seen(row, before, keys.len());
+            // The matmul below takes whole tiles, so keys that the query doesn't see get weight zero instead of being
             // skipped.
-            unseen.fill(0.0);
+            scores[..seen.start].fill(0.0);
+            scores[seen.end..].fill(0.0);
+            let scores = &mut scores[seen];
             let most = exp::max(scores).max(largest[row]);
             let shrunk = (largest[row] - most).exp();
             sums[row] = sums[row] * shrunk + exp::exp_sum(scores, most);

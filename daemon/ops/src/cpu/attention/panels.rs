@@ -90,24 +90,25 @@ pub(super) fn attend(
             };
             let lanes = panel * columns..(panel + 1) * columns;
             let its_rows = lanes.start..lanes.end.min(rows);
-            // Autoregressive: later tiles lie behind all queries of the early panels.
+            // Autoregressive: later tiles lie behind all queries of the early panels, or before the windows of the last.
             if its_rows
                 .clone()
-                .all(|row| task.seen(row, before, count) == 0)
+                .all(|row| task.seen(row, before, count).is_empty())
             {
                 continue;
             }
             // SAFETY: a row of scores for each of the keys, and nobody else's.
             unsafe { kernel.gemm_panel(count, packed_keys, dim, 0, queries, to(scores, false)) };
             // −∞ becomes the least normal number in `exp_lanes`, not zero: beside a sum of at least 1 that rounds to
-            // nothing. The first tile holds a key that every query sees, so the maximum is finite from then on.
+            // nothing, and a query that sees no key of its first tiles forgets their sums once it sees one.
             if task.seen.is_some() {
                 for (lane, row) in its_rows.enumerate() {
                     let seen = task.seen(row, before, count);
-                    let unseen = scores[seen * columns..].iter_mut().skip(lane);
-                    unseen
-                        .step_by(columns)
-                        .for_each(|score| *score = f32::NEG_INFINITY);
+                    for keys in [0..seen.start, seen.end..count] {
+                        let unseen = &mut scores[keys.start * columns..keys.end * columns];
+                        let unseen = unseen.iter_mut().skip(lane).step_by(columns);
+                        unseen.for_each(|score| *score = f32::NEG_INFINITY);
+                    }
                 }
             }
             exp::exp_lanes(
