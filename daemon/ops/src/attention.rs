@@ -40,6 +40,13 @@ pub struct AttentionRange {
 pub enum AttentionKeys {
     /// Rows of this pass, the same for all of the queries.
     Pass(Vec<KeySegment>),
+    /// Rows of this pass, which are the queries' own: each sees so many up to itself.
+    PassWindow {
+        /// The rows.
+        rows: Range<usize>,
+        /// Most rows that a query sees.
+        window: usize,
+    },
     /// Places of a cache, the same for all of the queries.
     Cached {
         /// Which of the pass's caches.
@@ -72,7 +79,7 @@ enum KeySource {
 impl AttentionKeys {
     fn source(&self) -> KeySource {
         match self {
-            Self::Pass(_) => KeySource::Pass,
+            Self::Pass(_) | Self::PassWindow { .. } => KeySource::Pass,
             Self::Cached { cache, .. } | Self::Causal { cache, .. } => KeySource::Cache(*cache),
         }
     }
@@ -84,6 +91,7 @@ impl AttentionKeys {
                 let ends = segments.iter().map(|segment| segment.start + segment.len);
                 ends.max().unwrap_or(0)
             }
+            Self::PassWindow { rows, .. } => rows.end,
             Self::Causal {
                 positions: places, ..
             } => places.iter().max().map_or(0, |last| last + 1),
@@ -160,11 +168,12 @@ impl Ops {
         assert!(are_disjoint(&ranges), "a query has one row of output");
         for AttentionRange { queries, keys } in &ranges {
             assert!(queries.is_empty() || keys.end() > 0);
-            if let AttentionKeys::Causal {
-                positions: places, ..
-            } = keys
-            {
-                assert_eq!(places.len(), queries.len());
+            match keys {
+                AttentionKeys::Causal { positions, .. } => {
+                    assert_eq!(positions.len(), queries.len());
+                }
+                AttentionKeys::PassWindow { rows, .. } => assert_eq!(rows, queries),
+                AttentionKeys::Pass(_) | AttentionKeys::Cached { .. } => {}
             }
         }
         let on_card = match self.device.is_gpu() {
@@ -197,6 +206,15 @@ impl Ops {
                     }
                     segments.extend(shared.iter().flat_map(|keys| [keys.start, keys.len]));
                     room += 1;
+                }
+                // Each query is a task of its own, with its own keys.
+                AttentionKeys::PassWindow { rows, window } => {
+                    for query in rows.clone() {
+                        let start = (query + 1).saturating_sub(*window).max(rows.start);
+                        tasks.extend([query, 1, segments.len() / 2, 1, 0, 0]);
+                        segments.extend([start, query + 1 - start]);
+                    }
+                    room += rows.len();
                 }
                 AttentionKeys::Causal {
                     positions: places, ..

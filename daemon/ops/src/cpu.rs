@@ -1,6 +1,7 @@
 //! The operations on the CPU: loops over rows on the device's threads, and our own matmul for `linear` and attention.
 
 mod attention;
+mod backward;
 pub(super) mod exp;
 mod heads_output;
 mod linear;
@@ -70,7 +71,14 @@ impl CpuBackend {
         });
     }
 
-    pub(super) fn rope(&self, x: &mut Activation, table: &RopeTable, positions: &Indices) {
+    /// Rotates pairs by the angles of their positions; back, where the direction is −1.
+    pub(super) fn rotate(
+        &self,
+        x: &mut Activation,
+        table: &RopeTable,
+        positions: &Indices,
+        direction: f32,
+    ) {
         // The rows are split among threads, which a plain iterator over the positions cannot be.
         let positions: Vec<usize> = positions.iter().collect();
         self.run(|| {
@@ -79,8 +87,8 @@ impl CpuBackend {
                 .for_each(|(row, &position)| {
                     let (cos, sin) = table.at(position);
                     match table.pairs {
-                        RopePairs::HalfSplit => rows::rotate(row, cos, sin),
-                        RopePairs::Interleaved => rows::rotate_neighbours(row, cos, sin),
+                        RopePairs::HalfSplit => rows::rotate(row, cos, sin, direction),
+                        RopePairs::Interleaved => rows::rotate_neighbours(row, cos, sin, direction),
                     }
                 });
         });

@@ -16,6 +16,8 @@ use super::{
 };
 use crate::CheckpointError;
 
+/// Longest window: the scores of a query exist at once where gradients go back.
+const WINDOW_MAX: usize = 1 << 16;
 /// Most latents of all layers.
 const LATENTS_MAX: usize = 1 << 16;
 
@@ -99,7 +101,7 @@ fn latents(
     Ok(LatentShape {
         latents: all / layers,
         stride: context_length / all,
-        window: keys.size("window_size", CONTEXT_LENGTH_MAX)?,
+        window: keys.size("window_size", WINDOW_MAX)?,
     })
 }
 
@@ -182,7 +184,7 @@ mod tests {
         );
         assert_eq!(
             refusal("window_size", 0.into()),
-            "config.json: window_size is 0, not a whole number from 1 to 262144"
+            "config.json: window_size is 0, not a whole number from 1 to 65536"
         );
     }
 }

@@ -5,6 +5,7 @@
 //!
 //! The running softmax is that of Milakov and Gimelshein (arXiv 1805.02867), in tiles as FlashAttention has it.
 
+mod backward;
 mod few;
 mod panels;
 
@@ -390,6 +391,12 @@ impl<'a> RangeKeys<'a> {
                 let pass = pass.expect("rows were checked");
                 (of(pass, segments), pass.shape)
             }
+            AttentionKeys::PassWindow { rows, window } => {
+                let pass = pass.expect("rows were checked");
+                let positions: Vec<usize> = (0..rows.len()).collect();
+                let runs = |own: Range<usize>| vec![rows.start + own.start..rows.start + own.end];
+                return windowed(pass, runs, *window, range.queries.start, &positions);
+            }
             AttentionKeys::Cached {
                 cache,
                 segments,
@@ -412,7 +419,8 @@ impl<'a> RangeKeys<'a> {
             } => {
                 let (cache, own) = (&caches[*cache], own.as_ref().zip(pass));
                 if let Some(window) = cache.cache.shape().window {
-                    return windowed(cache, window, range.queries.start, positions);
+                    let runs = |own| cache.cache.runs(own);
+                    return windowed(cache.rounded, runs, window, range.queries.start, positions);
                 }
                 let mut start = range.queries.start;
                 let alike = |a: &usize, b: &usize| {
@@ -468,9 +476,11 @@ impl<'a> RangeKeys<'a> {
     }
 }
 
-/// Queries at these positions, each of which sees the latest positions up to its own, by blocks of them.
+/// Queries at these positions, each of which sees the latest positions up to its own, by blocks of them. `runs` tells
+/// where consecutive positions lie in the source.
 fn windowed<'a>(
-    cache: &CacheSource<'a>,
+    source: RowSource<'a>,
+    runs: impl Fn(Range<usize>) -> Vec<Range<usize>>,
     window: usize,
     start: usize,
     positions: &[usize],
@@ -487,14 +497,13 @@ fn windowed<'a>(
             from - first..position + 1 - first
         };
         let end = positions.last().map_or(0, |last| last + 1);
-        let runs = cache.cache.runs(first..end).into_iter();
         RangeKeys {
             queries,
-            segments: runs
-                .filter_map(|places| SourceSegment::new(cache.rounded, places))
+            segments: (runs(first..end).into_iter())
+                .filter_map(|places| SourceSegment::new(source, places))
                 .collect(),
             seen: Some(positions.iter().map(seen).collect()),
-            shape: cache.rounded.shape,
+            shape: source.shape,
         }
     });
     parts.collect()

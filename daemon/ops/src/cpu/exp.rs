@@ -126,6 +126,15 @@ fn silu_body(gate: &mut [f32], up: &[f32]) {
 }
 
 #[inline(always)]
+fn silu_backward_body(gate: &mut [f32], up: &mut [f32], d_out: &[f32]) {
+    for ((gate, up), d_out) in gate.iter_mut().zip(up).zip(d_out) {
+        let sigmoid = 1.0 / (1.0 + exp(-*gate));
+        let slope = sigmoid * (1.0 + *gate * (1.0 - sigmoid));
+        (*gate, *up) = (d_out * *up * slope, d_out * *gate * sigmoid);
+    }
+}
+
+#[inline(always)]
 fn sigmoid_body(values: &mut [f32]) {
     for value in values {
         *value = 1.0 / (1.0 + exp(-*value));
@@ -175,6 +184,11 @@ with_vectors! {
 with_vectors! {
     /// `silu(gate) · up`, written to `gate`.
     silu_multiply, silu_body, (gate: &mut [f32], up: &[f32])
+}
+
+with_vectors! {
+    /// The gradients of gate and up of `silu(gate) · up` in their places.
+    silu_backward, silu_backward_body, (gate: &mut [f32], up: &mut [f32], d_out: &[f32])
 }
 
 #[cfg(test)]

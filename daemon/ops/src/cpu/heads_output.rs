@@ -57,15 +57,26 @@ impl OutputPart<'_> {
         dim: usize,
         values: impl Iterator<Item = f32>,
     ) {
+        for (out, value) in self.head((row, head), dim).iter_mut().zip(values) {
+            *out = value;
+        }
+    }
+
+    /// Adds to one head of one row.
+    ///
+    /// # Panics
+    /// When it lies outside of the part or of the matrix.
+    pub(super) fn add(&mut self, place: (usize, usize), dim: usize, values: &[f32]) {
+        for (out, value) in self.head(place, dim).iter_mut().zip(values) {
+            *out += value;
+        }
+    }
+
+    fn head(&mut self, (row, head): (usize, usize), dim: usize) -> &mut [f32] {
         let whole = self.whole;
         assert!(self.rows.contains(&row) && self.heads.contains(&head));
         assert!(row < whole.rows && (head + 1) * dim <= whole.width);
         // SAFETY: the place is inside the matrix, whose borrow the whole holds, and this part's alone.
-        let out = unsafe {
-            slice::from_raw_parts_mut(whole.start.add(row * whole.width + head * dim), dim)
-        };
-        for (out, value) in out.iter_mut().zip(values) {
-            *out = value;
-        }
+        unsafe { slice::from_raw_parts_mut(whole.start.add(row * whole.width + head * dim), dim) }
     }
 }

@@ -2,6 +2,8 @@
 //! scratch, packed there, and multiplied by all rows while they are in the nearest cache. All that differs between
 //! formats is how a tile is dequantized.
 
+mod transposed;
+
 use std::{
     ops::Range,
     slice,

@@ -13,14 +13,14 @@ fn rms_norm_body(out: &mut [f32], row: &[f32], scale: &[f32], epsilon: f32) {
 }
 
 #[inline(always)]
-fn rotate_body(row: &mut [f32], cos: &[f32], sin: &[f32]) {
+fn rotate_body(row: &mut [f32], cos: &[f32], sin: &[f32], direction: f32) {
     let half = cos.len();
     for head in row.chunks_exact_mut(2 * half) {
         // Halves, as Hugging Face's models rotate them; weights of files whose pairs are neighbours are put in order
         // when they are read.
         let (low, high) = head.split_at_mut(half);
         for ((low, high), (cos, sin)) in low.iter_mut().zip(high).zip(cos.iter().zip(sin)) {
-            let (a, b) = (*low, *high);
+            let (a, b, sin) = (*low, *high, sin * direction);
             *low = a * cos - b * sin;
             *high = b * cos + a * sin;
         }
@@ -36,6 +36,27 @@ fn layer_norm_body(out: &mut [f32], row: &[f32], scale: &[f32], bias: &[f32], ep
     let inverse = (squares / row.len() as f32 + epsilon).sqrt().recip();
     for (((out, value), scale), bias) in out.iter_mut().zip(row).zip(scale).zip(bias) {
         *out = (value - mean) * inverse * scale + bias;
+    }
+}
+
+#[inline(always)]
+fn rms_norm_backward_body(d_x: &mut [f32], x: &[f32], d_out: &[f32], scale: &[f32], epsilon: f32) {
+    let count = x.len() as f32;
+    let squares = sum_of(x, |value| value * value);
+    let inverse = (squares / count + epsilon).sqrt().recip();
+    let mut products = [0.0; LANES];
+    let chunks = x
+        .chunks(LANES)
+        .zip(d_out.chunks(LANES))
+        .zip(scale.chunks(LANES));
+    for ((x, d_out), scale) in chunks {
+        for (lane, x) in x.iter().enumerate() {
+            products[lane] += x * d_out[lane] * scale[lane];
+        }
+    }
+    let along = products.iter().sum::<f32>() * inverse * inverse * inverse / count;
+    for (((d_x, x), d_out), scale) in d_x.iter_mut().zip(x).zip(d_out).zip(scale) {
+        *d_x += d_out * scale * inverse - x * along;
     }
 }
 
@@ -61,26 +82,35 @@ with_vectors! {
 }
 
 with_vectors! {
+    /// Adds to `d_x` the gradient that a row's norm passes back for `d_out`.
+    rms_norm_backward, rms_norm_backward_body,
+    (d_x: &mut [f32], x: &[f32], d_out: &[f32], scale: &[f32], epsilon: f32)
+}
+
+with_vectors! {
     /// The row at mean 0 and variance 1, times `scale`, plus `bias`, element by element.
     layer_norm, layer_norm_body, (out: &mut [f32], row: &[f32], scale: &[f32], bias: &[f32], epsilon: f32)
 }
 
 #[inline(always)]
-fn rotate_neighbours_body(row: &mut [f32], cos: &[f32], sin: &[f32]) {
+fn rotate_neighbours_body(row: &mut [f32], cos: &[f32], sin: &[f32], direction: f32) {
     for head in row.chunks_exact_mut(2 * cos.len()) {
         let pairs = head.as_chunks_mut::<2>().0.iter_mut();
         for ([a, b], (cos, sin)) in pairs.zip(cos.iter().zip(sin)) {
+            let sin = sin * direction;
             (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
         }
     }
 }
 
 with_vectors! {
-    /// Rotates the pairs of neighbours of each head by these angles.
-    rotate_neighbours, rotate_neighbours_body, (row: &mut [f32], cos: &[f32], sin: &[f32])
+    /// Rotates the pairs of neighbours of each head by these angles; back, where the direction is −1.
+    rotate_neighbours, rotate_neighbours_body,
+    (row: &mut [f32], cos: &[f32], sin: &[f32], direction: f32)
 }
 
 with_vectors! {
-    /// Rotates the pairs of each head, an element of its first half with one of its second, by these angles.
-    rotate, rotate_body, (row: &mut [f32], cos: &[f32], sin: &[f32])
+    /// Rotates the pairs of each head, an element of its first half with one of its second, by these angles; back, where the
+    /// direction is −1.
+    rotate, rotate_body, (row: &mut [f32], cos: &[f32], sin: &[f32], direction: f32)
 }

@@ -78,6 +78,48 @@ fn check(rows: usize, width: usize, outputs: usize, format: Format) {
     }
 }
 
+/// `x · weight` against a plain sum in `f64`.
+fn check_transposed(rows: usize, width: usize, outputs: usize, weight: &Weight<'_>) {
+    let ops = ops();
+    let x = numbers(rows * outputs, 3);
+    let x = ops.matrix(rows, outputs, &x, DType::F32).unwrap();
+    let mut exact = vec![0.0; outputs * width];
+    weight.dequantize(&mut exact);
+    let mut out = ops.linear_transposed(&x, weight).unwrap();
+    for round in 1..=2 {
+        for row in 0..rows {
+            for column in 0..width {
+                let terms = (0..outputs)
+                    .map(|k| f64::from(x.row(row)[k]) * f64::from(exact[k * width + column]));
+                let expected = f64::from(round) * terms.sum::<f64>();
+                let found = f64::from(out.row(row)[column]);
+                assert!(
+                    (found - expected).abs() <= 2e-5 * (outputs as f64).sqrt(),
+                    "{rows}x{outputs}x{width} at {row},{column}: {found} for {expected}"
+                );
+            }
+        }
+        ops.linear_transposed_add(&mut out, &x, weight).unwrap();
+    }
+}
+
+#[test]
+fn gradients_go_back_through_weights_of_every_kind() {
+    for format in [Format::F32, Format::Bf16, Format::Q8_0, Format::Q4K] {
+        let block = format.block_len();
+        for (rows, width, outputs) in [(1, 1, 1), (3, 2, 40), (37, 3, 300), (130, 9, 17)] {
+            let width = width * block.max(7);
+            let words = stored(outputs * width, format);
+            check_transposed(
+                rows,
+                width,
+                outputs,
+                &weight(&words, outputs, width, format),
+            );
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(80))]
     #[test]

@@ -1,0 +1,101 @@
+//! The matmul with a weight as it is, `x · weight`, through which gradients go back: outputs are the weight's inputs.
+
+use rayon::prelude::*;
+use sluice_weights::{Weight, WeightData};
+
+use super::{Columns, DEQUANTIZED_LEN, TILES, Tile};
+use crate::{
+    Activation,
+    cpu::{
+        CpuBackend,
+        microkernel::{DEPTH, MatrixRows, Microkernel},
+    },
+};
+
+/// Most columns of a tile: those of a block of the depth have room where weights are dequantized.
+const COLUMNS_MAX: usize = DEQUANTIZED_LEN / DEPTH / 256 * 256;
+
+impl CpuBackend {
+    /// `x · weight` into `out`, or added to it.
+    pub(crate) fn gemm_transposed(
+        &self,
+        x: &Activation,
+        weight: &Weight<'_>,
+        out: &mut [f32],
+        adds: bool,
+    ) {
+        assert_eq!(x.width(), weight.rows);
+        assert_eq!(out.len(), x.len() * weight.width);
+        if x.is_empty() || weight.width == 0 {
+            return;
+        }
+        let out = Columns {
+            start: out.as_mut_ptr(),
+            stride: weight.width,
+            columns: weight.width,
+            rows: x.len(),
+            adds,
+        };
+        let kernel = Microkernel::best();
+        let step = tile_columns(weight, self.device.threads(), kernel);
+        self.run(|| {
+            let tiles = (0..weight.width).into_par_iter().step_by(step);
+            tiles.for_each(|from| {
+                let columns = from..weight.width.min(from + step);
+                // SAFETY: tiles have columns of their own.
+                let own = unsafe { out.tile(0..x.len(), columns.clone()) };
+                self.scratch.with(|scratch| {
+                    Tile::new(kernel, x, own, scratch).gemm_transposed(weight, columns.start);
+                });
+            });
+        });
+    }
+}
+
+/// Columns of a tile: whole panels, and whole blocks of the weight's format.
+fn tile_columns(weight: &Weight<'_>, threads: usize, kernel: &Microkernel) -> usize {
+    if let WeightData::Compressed(_) = weight.data {
+        // Whole rows are decompressed, which each tile would repeat.
+        return weight.width;
+    }
+    let block = kernel.columns.max(weight.format.block_len());
+    let several = weight.width.div_ceil(threads * TILES);
+    several.next_multiple_of(block).min(COLUMNS_MAX)
+}
+
+impl Tile<'_> {
+    /// Multiplies all rows by the tile's columns of these weights, the first of which is `first`.
+    fn gemm_transposed(&mut self, weight: &Weight<'_>, first: usize) {
+        let width = self.out.columns.len();
+        // Taken out, since methods below borrow all of `self`.
+        let values = std::mem::take(&mut self.decompressed);
+        // Fewer rows of the widest compressed weights, since those have room as a whole.
+        let step = DEPTH.min(values.len() / width);
+        self.each_span(weight.rows, |tile, span| {
+            for from in span.clone().step_by(step) {
+                let depth = step.min(span.end - from);
+                let values = &mut values[..depth * width];
+                let rows = weight.rows(from, from + depth);
+                match rows.data {
+                    WeightData::Compressed(_) => rows.dequantize(values),
+                    _ => {
+                        let format = rows.format;
+                        let part = format.bytes(first)..format.bytes(first + width);
+                        let stored = rows.bytes().chunks_exact(format.bytes(rows.width));
+                        for (row, out) in stored.zip(values.chunks_exact_mut(width)) {
+                            format.dequantize(&row[part.clone()], out);
+                        }
+                    }
+                }
+                let inputs = MatrixRows::new(values, width, depth, width);
+                for column in (0..width).step_by(tile.kernel.columns) {
+                    let panel = &mut tile.panel[..tile.kernel.columns * depth];
+                    tile.kernel.pack_inputs(inputs, column, panel);
+                    let count = tile.kernel.columns.min(width - column);
+                    tile.multiply_panel(from, depth, column, count);
+                }
+            }
+        });
+        self.decompressed = values;
+    }
+}
