@@ -2,6 +2,7 @@
 //! `sluiced check` and `tools/gpu`, which compares single operations with the CPU's, too.
 
 mod fixtures;
+mod latents;
 mod plans;
 
 use std::error::Error;
@@ -11,6 +12,7 @@ pub use self::{
         Answer, F32_TOLERANCE, FixtureLogits, PlanFor, Sampled, fixture_forwards, fixture_logits,
         fixture_samples, fixture_tokens,
     },
+    latents::fixture_latents,
     plans::{resident, streamed},
 };
 

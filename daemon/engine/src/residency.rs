@@ -75,6 +75,17 @@ enum GroupPlacement {
     DryRun,
 }
 
+/// Has groups brought in the reverse of their order.
+pub(crate) struct ReversedOrder<'a>(&'a Residency);
+
+impl Drop for ReversedOrder<'_> {
+    fn drop(&mut self) {
+        if let Some(stream) = &self.0.stream {
+            stream.set_reversed(false);
+        }
+    }
+}
+
 /// The state of a weight group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WeightGroupState {
@@ -352,6 +363,15 @@ impl Residency {
             decompressed: self.decompressed(),
             weights_version: self.weights_version,
         })
+    }
+
+    /// Says that groups will be acquired in the reverse of their order, as gradients go, until the guard is dropped: what
+    /// is streamed is then brought in that order.
+    pub(crate) fn reversed(&self) -> ReversedOrder<'_> {
+        if let Some(stream) = &self.stream {
+            stream.set_reversed(true);
+        }
+        ReversedOrder(self)
     }
 
     /// Whether nothing is streamed, so that `acquire` never waits.

@@ -38,6 +38,14 @@ impl Noise {
         ))
     }
 
+    /// A standard normal number (Box and Muller).
+    #[must_use]
+    pub fn normal(self, pass: u64, position: u64, token: u64) -> f64 {
+        let radius = (-2.0 * self.uniform(pass, position, 2 * token).ln()).sqrt();
+        let angle = std::f64::consts::TAU * self.uniform(pass, position, 2 * token + 1);
+        radius * angle.cos()
+    }
+
     /// A Gumbel-distributed number: the token with the largest `logit + T · gumbel` is a sample of `softmax(logit / T)`
     /// (the Gumbel-max trick).
     #[must_use]
@@ -93,6 +101,20 @@ mod tests {
             })
             .sum();
         assert!(chi_square < 16.27, "{chi_square} with {counts:?}");
+    }
+
+    #[test]
+    fn normal_numbers_have_the_moments_of_a_normal_distribution() {
+        let noise = Noise::new(3);
+        let count = 100_000;
+        let powers = (0..count).map(|at| noise.normal(at % 7, at % 11, at));
+        let sums = powers.fold([0.0; 4], |sums, x| {
+            [1, 2, 3, 4].map(|power| sums[power as usize - 1] + x.powi(power))
+        });
+        let [first, second, third, fourth] = sums.map(|sum| sum / count as f64);
+        // Five standard errors of each.
+        assert!(first.abs() < 0.016 && (second - 1.0).abs() < 0.023);
+        assert!(third.abs() < 0.062 && (fourth - 3.0).abs() < 0.16);
     }
 
     #[test]

@@ -60,6 +60,34 @@ fn on_cpu_alone() -> ! {
 }
 
 impl Ops {
+    /// A copy of a matrix of `f32`.
+    ///
+    /// # Errors
+    /// When memory cannot be allocated.
+    pub fn copy(&self, x: &Activation) -> Result<Activation, OpsError> {
+        let mut out = self.pool.take(x.len(), x.width(), x.dtype())?;
+        match &self.backend {
+            Backend::Cpu(_) => out.values_mut().copy_from_slice(x.values()),
+            Backend::Gpu(gpu) => gpu.copy(out.span(), x.span())?,
+            Backend::DryRun => {}
+        }
+        Ok(out)
+    }
+
+    /// A matrix of zeros in `f32`.
+    ///
+    /// # Errors
+    /// When memory cannot be allocated.
+    pub fn zeros(&self, rows: usize, width: usize) -> Result<Activation, OpsError> {
+        let mut out = self.pool.take(rows, width, DType::F32)?;
+        match &self.backend {
+            Backend::Cpu(_) => out.values_mut().fill(0.0),
+            Backend::Gpu(gpu) => gpu.zero(out.span())?,
+            Backend::DryRun => {}
+        }
+        Ok(out)
+    }
+
     /// Adds to `d_x`, of each row, the gradient that [`Ops::rms_norm`] passes back to the same row of `x`.
     ///
     /// # Errors
@@ -148,16 +176,12 @@ impl Ops {
         width: usize,
     ) -> Result<CrossEntropy, OpsError> {
         let rows = targets.len();
-        let mut weighted = self.pool.take(rows, width, DType::F32)?;
-        if let Backend::Cpu(_) = &self.backend {
-            weighted.values_mut().fill(0.0);
-        }
         Ok(CrossEntropy {
             targets: targets.to_vec(),
             largest: vec![f32::MIN; rows],
             sums: vec![0.0; rows],
             target_logits: vec![0.0; rows],
-            weighted,
+            weighted: self.zeros(rows, width)?,
             own: self.pool.take(rows, width, DType::F32)?,
         })
     }

@@ -110,6 +110,45 @@ pub struct FixtureLogits {
     pub found: Vec<f32>,
 }
 
+/// A fixture's model, loaded.
+pub(super) struct FixtureModel {
+    pub(super) shape: Shape,
+    pub(super) model: Network,
+    pub(super) weights: Residency,
+}
+
+impl FixtureModel {
+    /// Loads a fixture's model by this plan; `None` where there is none.
+    pub(super) fn load(
+        folder: &Path,
+        ops: &Ops,
+        plan_for: &PlanFor<'_>,
+    ) -> Result<Option<Self>, EngineError> {
+        let checkpoint = Checkpoint::open(&Source::Folder(folder.to_owned()))?;
+        let config = checkpoint.model()?;
+        let shape = config.shape.clone();
+        let model = Network::new(config, ops)?;
+        let sources = checkpoint.model_sources(&shape)?;
+        let Some(plan) = plan_for(&shape, &sources)? else {
+            return Ok(None);
+        };
+        let reader = WeightReader::new(Arc::new(checkpoint), &sources);
+        // No more than the plan counts with, so that the groups beyond it are really read in every pass.
+        let reader = Arc::new(reader.with_pinned_memory_limit(plan.pinned_bytes));
+        let (device, ledger) = (ops.device(), ops.ledger());
+        let never = AtomicBool::new(false);
+        let loaded = Residency::load(&plan, reader, device, ledger, &never, &mut |_| {})?;
+        let LoadOutcome::Done(weights) = loaded else {
+            unreachable!("nobody cancels");
+        };
+        Ok(Some(Self {
+            shape,
+            model,
+            weights,
+        }))
+    }
+}
+
 /// Computes the logits of every position, or of the last ones where the reference kept no others.
 ///
 /// # Errors
@@ -119,23 +158,15 @@ pub fn fixture_forwards(
     ops: &Ops,
     plan_for: &PlanFor<'_>,
 ) -> Result<Vec<FixtureLogits>, EngineError> {
-    let checkpoint = Checkpoint::open(&Source::Folder(folder.to_owned()))?;
-    let config = checkpoint.model()?;
-    let shape = config.shape.clone();
-    let model = Network::new(config, ops)?;
-    let sources = checkpoint.model_sources(&shape)?;
-    let Some(plan) = plan_for(&shape, &sources)? else {
+    let Some(FixtureModel {
+        shape,
+        model,
+        weights,
+    }) = FixtureModel::load(folder, ops, plan_for)?
+    else {
         return Ok(Vec::new());
     };
     let never = AtomicBool::new(false);
-    let reader = WeightReader::new(Arc::new(checkpoint), &sources);
-    // No more than the plan counts with, so that the groups beyond it are really read in every pass.
-    let reader = Arc::new(reader.with_pinned_memory_limit(plan.pinned_bytes));
-    let (device, ledger) = (ops.device(), ops.ledger());
-    let loaded = Residency::load(&plan, reader, device, ledger, &never, &mut |_| {})?;
-    let LoadOutcome::Done(weights) = loaded else {
-        unreachable!("nobody cancels");
-    };
     let bytes = read(&folder.join("expected.safetensors"))?;
     let tensors = SafeTensors::deserialize(&bytes).map_err(|_| broken(folder))?;
     let mut forwards = Vec::new();
@@ -194,7 +225,7 @@ fn latents(tensors: &SafeTensors<'_>, name: &str, sequences: usize) -> Vec<Vec<f
         .collect()
 }
 
-fn floats(bytes: &[u8]) -> Vec<f32> {
+pub(super) fn floats(bytes: &[u8]) -> Vec<f32> {
     let four = |bytes: &[u8; 4]| f32::from_le_bytes(*bytes);
     bytes.as_chunks::<4>().0.iter().map(four).collect()
 }
@@ -264,7 +295,7 @@ fn autoregressive_logits(
     Ok(all.concat())
 }
 
-fn failed(interrupt: Interrupt) -> EngineError {
+pub(super) fn failed(interrupt: Interrupt) -> EngineError {
     match interrupt {
         Interrupt::Failed(error) => error,
         Interrupt::Cancelled => unreachable!("nobody cancels"),
@@ -448,12 +479,12 @@ fn request_of(case: &Value, model: ModelId) -> Option<Generate> {
     }
 }
 
-fn label(folder: &Path) -> String {
+pub(super) fn label(folder: &Path) -> String {
     let name = folder.file_name().unwrap_or_default();
     name.to_string_lossy().into_owned()
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, EngineError> {
+pub(super) fn read(path: &Path) -> Result<Vec<u8>, EngineError> {
     let read = fs::read(path).map_err(|cause| CheckpointError::Io {
         path: path.to_owned(),
         cause,
@@ -461,7 +492,7 @@ fn read(path: &Path) -> Result<Vec<u8>, EngineError> {
     Ok(read?)
 }
 
-fn broken(folder: &Path) -> EngineError {
+pub(super) fn broken(folder: &Path) -> EngineError {
     let error = CheckpointError::MalformedFile {
         path: folder.join("expected.json").display().to_string(),
         cause: "it doesn't tell a reference's outputs".to_owned(),
@@ -469,12 +500,12 @@ fn broken(folder: &Path) -> EngineError {
     error.into()
 }
 
-fn expected(folder: &Path) -> Result<Value, EngineError> {
+pub(super) fn expected(folder: &Path) -> Result<Value, EngineError> {
     let bytes = read(&folder.join("expected.json"))?;
     serde_json::from_slice(&bytes).map_err(|_| broken(folder))
 }
 
-fn cases<'a>(
+pub(super) fn cases<'a>(
     expected: &'a Value,
     kind: &str,
     folder: &Path,
@@ -482,7 +513,7 @@ fn cases<'a>(
     expected[kind].as_array().ok_or_else(|| broken(folder))
 }
 
-fn ids(value: &Value) -> Vec<u32> {
+pub(super) fn ids(value: &Value) -> Vec<u32> {
     let ids = value.as_array().into_iter().flatten();
     ids.filter_map(Value::as_u64).map(|id| id as u32).collect()
 }

@@ -11,6 +11,7 @@
 
 mod attention;
 mod cross_attention;
+mod latent_gradient;
 mod mlp;
 mod rows;
 mod rwkv7;
@@ -23,7 +24,10 @@ use sluice_plan::MLP_ROWS;
 use sluice_weights::{LayerKind, MatrixInput, TensorPart, WeightGroup};
 
 use self::rows::{BatchKeys, BatchRows};
-pub use self::rows::{Sequence, VisibleKeys};
+pub use self::{
+    latent_gradient::{LatentGradient, LatentText},
+    rows::{Sequence, VisibleKeys},
+};
 use super::ModelInfo;
 use crate::{
     error::EngineError,
@@ -219,13 +223,7 @@ impl Network {
     ) -> Result<Activation, Interrupt> {
         // The embedding's rows may be read from a file below; a file replaced meanwhile would mix two models.
         weights.check_unchanged()?;
-        let width = self.config.shape.hidden_size;
-        let mut hidden = match weights.embedding()? {
-            Some(table) => ops.embed(&rows.tokens, &table.weight(TensorPart::Embedding))?,
-            None => ops.embed_rows(&rows.tokens, width, |id, row| {
-                weights.embedding_row(id, row)
-            })?,
-        };
+        let mut hidden = self.embedded(ops, weights, &rows.tokens)?;
         let mut first_value = None;
         for layer in 0..self.config.shape.layers {
             if cancel.load(Ordering::Relaxed) {
@@ -255,6 +253,20 @@ impl Network {
             LayerKind::Attention | LayerKind::LatentThought(_) => Ok(hidden),
             // The last layer's state needs all rows.
             LayerKind::Rwkv7(_) => Ok(ops.take_rows(&hidden, &rows.wanted)?),
+        }
+    }
+
+    /// The embedding's rows of these tokens.
+    fn embedded(
+        &self,
+        ops: &Ops,
+        weights: &Residency,
+        tokens: &[u32],
+    ) -> Result<Activation, EngineError> {
+        let width = self.config.shape.hidden_size;
+        match weights.embedding()? {
+            Some(table) => Ok(ops.embed(tokens, &table.weight(TensorPart::Embedding))?),
+            None => ops.embed_rows(tokens, width, |id, row| weights.embedding_row(id, row)),
         }
     }
 

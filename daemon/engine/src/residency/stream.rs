@@ -80,6 +80,8 @@ struct StreamState {
     pinning: Option<usize>,
     /// Place in the cycle to fill next.
     next: usize,
+    /// Whether the cycle goes backwards.
+    reversed: bool,
     /// A read that failed, with its place in the cycle. The thread pauses until the next `take`.
     failed: Option<(usize, EngineError)>,
     stopped: bool,
@@ -126,11 +128,19 @@ impl StreamState {
         }
         // After a jump some of the following groups may be there already.
         let next = (0..cycle)
-            .map(|ahead| (self.next + ahead) % cycle)
+            .map(|ahead| self.ahead(self.next, ahead, cycle))
             .find(|next| self.ready.iter().all(|ready| ready.place != *next))?;
         // The buffer that has been free for longest: on a GPU the latest ones may still be in use.
         let free = (!self.free.is_empty()).then(|| self.free.remove(0))?;
         Some((next, free))
+    }
+
+    /// The place so many after `place`, of `cycle` places.
+    fn ahead(&self, place: usize, ahead: usize, cycle: usize) -> usize {
+        match self.reversed {
+            false => (place + ahead) % cycle,
+            true => (place + cycle - ahead % cycle) % cycle,
+        }
     }
 
     /// Adds up the times of transfers that have completed.
@@ -218,6 +228,7 @@ impl WeightStream {
                 filling: None,
                 pinning: None,
                 next: 0,
+                reversed: false,
                 failed: None,
                 stopped: false,
                 stats: StreamStats::default(),
@@ -306,6 +317,11 @@ impl WeightStream {
             }
         }
         Ok(slot)
+    }
+
+    /// Says in which direction groups will be taken from now on.
+    pub(super) fn set_reversed(&self, reversed: bool) {
+        self.shared.state().reversed = reversed;
     }
 
     /// Ends the stream, once nothing is in flight. No buffer may be in use.
@@ -416,7 +432,7 @@ impl StreamShared {
             };
             state.filling = Some(next);
             // Set before the read, so that a `take` of another place can redirect it while the read runs.
-            state.next = (next + 1) % self.cycle.len();
+            state.next = state.ahead(next, 1, self.cycle.len());
             // Reset under the lock, before the read begins: a cancel was for the read before.
             self.abandon.store(false, Ordering::Relaxed);
             drop(state);
@@ -494,7 +510,7 @@ impl StreamShared {
         // Not while a failure waits to be reported: the same read would fail over and over.
         let link = link.filter(|_| state.failed.is_none())?;
         let count = self.cycle.len();
-        let mut places = (0..count).map(|ahead| (state.next + ahead) % count);
+        let mut places = (0..count).map(|ahead| state.ahead(state.next, ahead, count));
         places.find(|&place| link.wants(&self.cycle[place]))
     }
 

@@ -3,7 +3,7 @@
 
 use sluice_engine::{
     EngineOptions,
-    check::{CheckResult, fixture_logits, fixture_tokens},
+    check::{CheckResult, fixture_latents, fixture_logits, fixture_tokens},
 };
 use sluice_machine::Profile;
 use sluice_ops::{Ops, device::Device, ledger::Ledger};
@@ -96,6 +96,18 @@ fn logits_states_rwkv7() {
 #[test]
 fn logits_windows_and_latents() {
     check_logits("ltm-tiny");
+}
+
+/// Bounds, gradients for latents and whole runs of inference, resident and streamed: backwards, too.
+#[test]
+fn posteriors_of_latents() {
+    for (share, cache) in [(1.0, 0), (0.7, u64::MAX), (0.5, 0)] {
+        let ops = Ops::new(Device::cpu(2).unwrap(), Ledger::default()).unwrap();
+        let plan = |shape: &Shape, sources: &[_]| Ok(plan(shape, sources, share, cache));
+        let checks = fixture_latents(&fixture("ltm-tiny"), &ops, &plan).unwrap();
+        all_pass(&checks);
+        assert_eq!(checks.len(), 10);
+    }
 }
 
 fn check_tokens(name: &str, cases: usize) {

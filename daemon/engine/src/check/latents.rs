@@ -1,0 +1,181 @@
+//! Latent thought models beside the reference: evidence bounds with their gradients, and runs of posterior inference with
+//! recorded noise.
+
+use std::{path::Path, sync::atomic::AtomicBool};
+
+use safetensors::SafeTensors;
+use serde_json::Value;
+use sluice_ops::Ops;
+
+use super::{
+    CheckResult,
+    fixtures::{FixtureModel, PlanFor, broken, cases, expected, failed, floats, ids, read},
+    worse,
+};
+use crate::{
+    decode::posterior::{FitOptions, Posterior, PosteriorFit},
+    error::EngineError,
+    model::network::{LatentGradient, LatentText},
+};
+
+/// How far gradients and relative losses may be from the reference's.
+const TOLERANCE: f64 = 1e-4;
+/// How far latents may be after a run of inference.
+const LATENT_TOLERANCE: f64 = 1e-3;
+
+/// Compares bounds, gradients and runs of inference with the reference's.
+///
+/// # Errors
+/// When the folder is not such a fixture, or a pass fails.
+pub fn fixture_latents(
+    folder: &Path,
+    ops: &Ops,
+    plan_for: &PlanFor<'_>,
+) -> Result<Vec<CheckResult>, EngineError> {
+    let Some(model) = FixtureModel::load(folder, ops, plan_for)? else {
+        return Ok(Vec::new());
+    };
+    let bytes = read(&folder.join("expected.safetensors"))?;
+    let fixture = Fixture {
+        tensors: SafeTensors::deserialize(&bytes).map_err(|_| broken(folder))?,
+        folder,
+        ops,
+        model,
+    };
+    let told = expected(folder)?;
+    let mut checks = Vec::new();
+    for case in cases(&told, "elbo", folder)? {
+        checks.extend(fixture.bound(case)?);
+    }
+    for case in cases(&told, "posterior", folder)? {
+        checks.extend(fixture.run(case)?);
+    }
+    Ok(checks)
+}
+
+struct Fixture<'a> {
+    tensors: SafeTensors<'a>,
+    folder: &'a Path,
+    ops: &'a Ops,
+    model: FixtureModel,
+}
+
+impl Fixture<'_> {
+    fn tensor(&self, name: &str) -> Result<Vec<f32>, EngineError> {
+        let tensor = self.tensors.tensor(name);
+        Ok(floats(tensor.map_err(|_| broken(self.folder))?.data()))
+    }
+
+    fn posterior(&self, names: [&str; 2]) -> Result<Posterior, EngineError> {
+        Ok(Posterior {
+            mu: self.tensor(names[0])?,
+            log_var: self.tensor(names[1])?,
+        })
+    }
+
+    fn number(&self, case: &Value, key: &str) -> Result<f64, EngineError> {
+        case[key].as_f64().ok_or_else(|| broken(self.folder))
+    }
+
+    fn gradients(&self, case: &Value, z: &[f32]) -> Result<Vec<LatentGradient>, EngineError> {
+        let rows = |key: &str| -> Vec<Vec<u32>> {
+            case[key]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .map(ids)
+                .collect()
+        };
+        let (tokens, targets) = (rows("input_ids"), rows("targets"));
+        let of_each = z.len() / tokens.len().max(1);
+        let texts: Vec<_> = (tokens.iter().zip(&targets).zip(z.chunks_exact(of_each)))
+            .map(|((tokens, targets), z)| LatentText { tokens, targets, z })
+            .collect();
+        let never = AtomicBool::new(false);
+        let FixtureModel { model, weights, .. } = &self.model;
+        let found = model.latent_gradients(self.ops, weights, &texts, &never);
+        found.map_err(failed)
+    }
+
+    fn check(&self, name: String, error: f64, tolerance: f64) -> CheckResult {
+        CheckResult {
+            name: format!("ltm {name}"),
+            error,
+            tolerance,
+            cause: None,
+        }
+    }
+
+    /// The bound of a case with its noise, and its gradients.
+    fn bound(&self, case: &Value) -> Result<Vec<CheckResult>, EngineError> {
+        let name = case["name"].as_str().ok_or_else(|| broken(self.folder))?;
+        let of = |part: &str| format!("elbo.{name}.{part}");
+        let posterior = self.posterior([&of("mu"), &of("log_var")])?;
+        let noise = self.tensor(&of("eps"))?;
+        let found = self.gradients(case, &posterior.at(&noise))?;
+        let nll: f64 = found.iter().map(|found| found.nll).sum();
+        let bound = nll + posterior.kl();
+        let expected = self.number(case, "negative_elbo_sum")?;
+        let d_z = found.iter().flat_map(|found| &found.d_z);
+        let mut gradients = [Vec::new(), Vec::new()];
+        for (at, d_z) in d_z.enumerate() {
+            let deviation = (0.5 * posterior.log_var[at]).exp();
+            gradients[0].push(d_z + posterior.mu[at]);
+            let along = d_z * noise[at] * deviation;
+            gradients[1].push(0.5 * (along + deviation * deviation - 1.0));
+        }
+        let mut checks = vec![self.check(
+            format!("{name}: bound, relative"),
+            (bound / expected - 1.0).abs(),
+            TOLERANCE,
+        )];
+        for (found, part) in gradients.iter().zip(["grad_mu", "grad_log_var"]) {
+            let distance = distance(found, &self.tensor(&of(part))?);
+            checks.push(self.check(format!("{name}: {part}"), distance, TOLERANCE));
+        }
+        Ok(checks)
+    }
+
+    /// A run of inference, step by step with the recorded noise.
+    fn run(&self, case: &Value) -> Result<Vec<CheckResult>, EngineError> {
+        let name = case["name"].as_str().ok_or_else(|| broken(self.folder))?;
+        let of = |part: &str| format!("posterior.{name}.{part}");
+        let start = self.posterior([&of("mu_start"), &of("log_var_start")])?;
+        let noise = self.tensor(&of("eps"))?;
+        let steps = self.number(&case["params"], "steps")? as usize;
+        let mut fit = PosteriorFit::new(
+            start,
+            FitOptions {
+                steps,
+                learning_rate: self.number(&case["params"], "learning_rate")?,
+                weight_decay: self.number(&case["params"], "weight_decay")?,
+            },
+        );
+        let told = &case["negative_elbo_before_each_step_and_at_the_end"];
+        let told = told.as_array().ok_or_else(|| broken(self.folder))?;
+        let mut worst = f64::from(u8::from(told.len() != steps + 1));
+        for (step, told) in told.iter().enumerate() {
+            let found = self.gradients(case, &fit.posterior.at(&noise))?;
+            let bound = found[0].nll + fit.posterior.kl();
+            let expected = told.as_f64().ok_or_else(|| broken(self.folder))?;
+            worst = worse(worst, (bound / expected - 1.0).abs());
+            if step < steps {
+                fit.step(&noise, &found[0].d_z);
+            }
+        }
+        let z = distance(&fit.posterior.at(&noise), &self.tensor(&of("z"))?);
+        Ok(vec![
+            self.check(format!("{name}: bounds, relative"), worst, TOLERANCE),
+            self.check(format!("{name}: latents"), z, LATENT_TOLERANCE),
+        ])
+    }
+}
+
+fn distance(found: &[f32], expected: &[f32]) -> f64 {
+    if found.len() != expected.len() {
+        return f64::NAN;
+    }
+    let pairs = found.iter().zip(expected);
+    let each = pairs.map(|(a, b)| f64::from((a - b).abs()));
+    each.fold(0.0, worse)
+}
