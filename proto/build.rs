@@ -225,7 +225,7 @@ fn with_message(
 
 fn field_attribute(path: &str, field: &FieldDescriptorProto, is_saved: bool) -> Option<String> {
     let is_time = field.r#type() == Type::Double && field.name().ends_with("_ms");
-    let is_probability = field.r#type() == Type::Float;
+    let is_probability = field.r#type() == Type::Float && field.label() != Label::Repeated;
     let attribute = match field.r#type() {
         Type::Enum => {
             let of = field.type_name().rsplit('.').next().unwrap_or_default();

@@ -14,7 +14,7 @@ use sluice_engine::{
     decode::VisibleText,
     event::{
         CanvasPosition, EventSink, FinishReason, GenerationResult, PassCost, PassPhases,
-        PassReport, TokenState,
+        PassReport, ThoughtReport, TokenState,
     },
     runtime::SwitchProgress,
 };
@@ -24,6 +24,7 @@ use sluice_proto::{
     v1::{self, generation_event},
 };
 use sluice_shared::{decoding::Decoding, sampling::EosPolicy};
+use sluice_weights::LayerKind;
 
 use self::advice::RequestSize;
 use crate::{
@@ -191,6 +192,7 @@ impl Generation {
                 self.start(blocks);
             }
             Event::Pass(report) => self.pass(&report),
+            Event::Thought(report) => self.thought(&report),
             Event::BlockDone {
                 block,
                 passes,
@@ -272,6 +274,36 @@ impl Generation {
         self.writer
             .record
             .picture(picture, report.passes, report.committed);
+    }
+
+    fn thought(&mut self, report: &ThoughtReport) {
+        self.saw_lossy |= !report.cost.weights.is_lossless;
+        self.pass_totals.add(&report.cost);
+        let info = &self.serving.loaded.info;
+        let latents = match info.layer_kind {
+            LayerKind::LatentThought(sizes) => sizes.latents,
+            LayerKind::Attention | LayerKind::Rwkv7(_) => 0,
+        };
+        let thoughts = report.posterior.as_ref().map(|posterior| v1::Thoughts {
+            layers: info.layers as u32,
+            latents: latents as u32,
+            hidden_size: info.hidden_size as u32,
+            means: posterior.mu.clone(),
+            log_variances: posterior.log_var.clone(),
+        });
+        self.writer.record.thought(v1::GenerationThought {
+            request_id: self.writer.id(),
+            step: report.step as u32,
+            steps_max: report.steps_max as u32,
+            nll: report.nll,
+            kl: report.kl,
+            tokens: report.tokens as u32,
+            pass_ms: ms(report.cost.time),
+            elapsed_ms: ms(report.elapsed),
+            is_last: report.is_last,
+            thoughts,
+        });
+        self.writer.requests.touched();
     }
 
     fn level_in_force(&self) -> v1::Level {

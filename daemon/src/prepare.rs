@@ -7,18 +7,22 @@ mod encoder;
 mod preset;
 mod samples;
 
+use std::sync::Arc;
+
 use sluice_engine::{
     CanvasSlot, EngineError, Generate, RequestError, Score, Work, decode::policy::policy,
+    model::ModelInfo, posterior::Posterior, request::Thinking,
 };
 use sluice_proto::{
     model::{
         EosPolicy, Generation, Input, KindOptions, PinContent, Preset, Prompt, Remasking, Role,
-        Scoring, Turn,
+        Scoring, ThinkingChoice, Turn,
     },
     v1,
 };
 use sluice_shared::{decoding::Decoding, level::AdvisedLimits, policy::PolicyChoice};
 use sluice_tokenizer::Patience;
+use sluice_weights::LayerKind;
 
 use self::encoder::{TextEncoder, empty};
 pub use self::{
@@ -38,6 +42,8 @@ pub const IDS_MAX: usize = 1 << 20;
 
 /// Positions to fill when nobody says how many.
 const LENGTH_DEFAULT: usize = 128;
+/// Steps in which a latent thought model infers its latents: the reference's.
+const THINK_STEPS_DEFAULT: usize = 16;
 /// Draws of an estimate when nobody says how many.
 const DRAWS_DEFAULT: usize = 128;
 
@@ -185,6 +191,7 @@ pub fn generation(
         sampling: sampler.sampling,
         stops: stops.into_iter().map(String::into_bytes).collect(),
         seed: request.sampling.seed.map_or_else(draw_seed, Ok)?,
+        thinking: thinking(request.thinking, info, &mut told),
     };
     let dial = preset::apply_preset(
         &mut work,
@@ -205,12 +212,47 @@ pub fn generation(
             SettingOrigin::BuiltIn,
         ));
     }
-    let draws = work.temperature > 0.0 || work.remasking == Remasking::Random;
+    // Latents are drawn, too.
+    let draws =
+        work.temperature > 0.0 || work.remasking == Remasking::Random || work.thinking.is_some();
     Ok(PreparedGeneration {
         settings: told,
         seed_drawn: draws && request.sampling.seed.is_none(),
         work,
         preset: info.mask.map(|_| dial),
+    })
+}
+
+/// How a model with latents comes to them; what others are asked, the engine refuses.
+fn thinking(
+    choice: Option<ThinkingChoice>,
+    info: &ModelInfo,
+    told: &mut Vec<v1::ResolvedSetting>,
+) -> Option<Thinking> {
+    let has_latents = matches!(info.layer_kind, LayerKind::LatentThought(_));
+    if choice.is_none() && !has_latents {
+        return None;
+    }
+    let ThinkingChoice {
+        steps,
+        thoughts,
+        returns_thoughts,
+    } = choice.unwrap_or_default();
+    let start = thoughts.map(|(mu, log_var)| Arc::new(Posterior { mu, log_var }));
+    let steps = match (steps, &start) {
+        (Some(steps), _) => steps as usize,
+        (None, Some(_)) => 0,
+        (None, None) => {
+            let steps = THINK_STEPS_DEFAULT;
+            let setting = settings::resolved_setting("think", steps, SettingOrigin::BuiltIn);
+            told.push(setting);
+            steps
+        }
+    };
+    Some(Thinking {
+        steps,
+        start,
+        returns_posterior: returns_thoughts,
     })
 }
 

@@ -137,6 +137,19 @@ pub struct Generation {
     pub sampling: SamplingChoice,
     /// What only one kind of model takes.
     pub kind_options: KindOptions,
+    /// How a latent thought model comes to its latents; `None`: nothing is said.
+    pub thinking: Option<ThinkingChoice>,
+}
+
+/// Checked [`v1::ThinkingOptions`].
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct ThinkingChoice {
+    /// Most steps; the engine knows the limit.
+    pub steps: Option<u32>,
+    /// Where inference begins: means and log variances, as many as each other.
+    pub thoughts: Option<(Vec<f32>, Vec<f32>)>,
+    /// Whether the posterior is given back.
+    pub returns_thoughts: bool,
 }
 
 /// Checked [`v1::SamplingOptions`].
@@ -234,6 +247,7 @@ impl TryFrom<v1::GenerateRequest> for Generation {
             block_length: at_least_one("block_length", wire.block_length)?,
             sampling,
             kind_options,
+            thinking: wire.thinking.map(thinking).transpose()?,
         })
     }
 }
@@ -305,6 +319,28 @@ impl TryFrom<v1::SamplingOptions> for SamplingChoice {
             seed: wire.seed,
         })
     }
+}
+
+fn thinking(wire: v1::ThinkingOptions) -> Result<ThinkingChoice, InvalidField> {
+    let thoughts = |thoughts: v1::Thoughts| {
+        let sizes = [thoughts.layers, thoughts.latents, thoughts.hidden_size];
+        let elements = sizes.into_iter().try_fold(1, u32::checked_mul);
+        let (means, log_variances) = (thoughts.means, thoughts.log_variances);
+        let found = [means.len(), log_variances.len()];
+        if elements.is_none_or(|elements| found != [elements as usize; 2]) {
+            let problem = format!(
+                "has {} means and {} log variances, and sizes for {} layers of {} latents of {} elements",
+                found[0], found[1], sizes[0], sizes[1], sizes[2]
+            );
+            return Err(invalid("thinking.thoughts", problem));
+        }
+        Ok((means, log_variances))
+    };
+    Ok(ThinkingChoice {
+        steps: wire.steps,
+        thoughts: wire.thoughts.map(thoughts).transpose()?,
+        returns_thoughts: wire.return_thoughts,
+    })
 }
 
 fn stops(stops: Vec<String>) -> Result<Vec<String>, InvalidField> {

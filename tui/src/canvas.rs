@@ -11,7 +11,7 @@ pub use layout::{MASK_MARK, SPECIAL_MARK, TextRun, runs, wrap, wrap_marked, wrap
 pub use look::{Confidence, Look};
 use sluice_proto::v1::{
     CanvasToken, GenerationBlock, GenerationDone, GenerationPass, GenerationQueued,
-    GenerationStarted, TokenState, generation_event::Event,
+    GenerationStarted, GenerationThought, TokenState, generation_event::Event,
 };
 
 /// Most notices of a request that are kept; beyond that the oldest are dropped.
@@ -24,6 +24,8 @@ pub struct Canvas {
     pub queued: Option<GenerationQueued>,
     /// Set once the request runs.
     pub started: Option<GenerationStarted>,
+    /// Steps of a latent thought model's inference, without the posterior that the last may carry.
+    pub thoughts: Vec<GenerationThought>,
     /// Tokens of the blocks that are done, by the block's index.
     pub blocks: BTreeMap<u32, Vec<CanvasToken>>,
     /// The latest picture of the open block.
@@ -49,6 +51,10 @@ impl Canvas {
                 };
             }
             Event::Started(started) => self.started = Some(started),
+            Event::Thought(thought) => self.thoughts.push(GenerationThought {
+                thoughts: None,
+                ..thought
+            }),
             Event::PassDone(pass) => {
                 self.any_piece |= has_piece(&pass.tokens);
                 self.pass = Some(pass);
@@ -83,6 +89,7 @@ impl Canvas {
         Self {
             queued: self.queued,
             started: self.started.clone(),
+            thoughts: self.thoughts.clone(),
             blocks: done
                 .map(|(block, tokens)| (*block, tokens.clone()))
                 .collect(),

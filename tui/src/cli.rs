@@ -165,6 +165,13 @@ pub struct Generate {
     /// Pin TEXT at position POS of the canvas, counted from 0 after the prompt; may be repeated
     #[arg(long = "pin", value_name = "POS:TEXT", value_parser = parse_pin, conflicts_with = "stop")]
     pub pins: Vec<(u32, String)>,
+    /// Latent thought models: go on from the thoughts in FILE, which --save-thoughts wrote; without --think they are taken as
+    /// they are
+    #[arg(long, value_name = "FILE")]
+    pub thoughts: Option<PathBuf>,
+    /// Latent thought models: write what was thought of the prompt to FILE (safetensors: mu and log_var)
+    #[arg(long, value_name = "FILE")]
+    pub save_thoughts: Option<PathBuf>,
     /// Print each event as a JSON object on its own line; the last is "done"
     #[arg(long)]
     pub json: bool,
@@ -245,6 +252,10 @@ pub struct DecodingDetails {
     /// Autoregressive models: divide the logits of earlier tokens by this [default: the model's]
     #[arg(long, value_name = "R", allow_negative_numbers = true)]
     pub repetition_penalty: Option<f64>,
+    /// Latent thought models: most steps in which the prompt's latents are inferred before the first token; 0 draws them from the
+    /// prior [default: 16]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub think: Option<u32>,
     /// Autoregressive models: stop before this text, or at the special token of this name; may be repeated
     #[arg(
         long,
@@ -424,6 +435,10 @@ impl DecodingDetails {
         let sampling = self.sampling();
         if sampling != v1::SamplingOptions::default() {
             request.sampling = Some(sampling);
+        }
+        if self.think.is_some() {
+            let thinking = request.thinking.get_or_insert_default();
+            thinking.steps = self.think;
         }
         let diffusion = self.diffusion(preset);
         if !self.stop.is_empty() {

@@ -29,6 +29,7 @@ mod requests;
 mod run;
 mod score;
 mod status;
+mod thoughts;
 
 use std::{env, io::IsTerminal, path::PathBuf};
 
@@ -70,7 +71,8 @@ pub async fn run(cli: Cli, out: &mut StandardOutput) -> Result<(), Failure> {
         Some(Command::Generate(arguments)) => {
             let request = generate::request(&arguments)?;
             let daemon = DaemonConnection::connect(socket).await?;
-            follow::generate(&daemon, request, arguments.json, out).await
+            let save = arguments.save_thoughts.as_deref();
+            follow::generate(&daemon, request, arguments.json, save, out).await
         }
         Some(Command::Run(arguments)) => {
             let private = arguments.private || cli.screen.private;
@@ -84,7 +86,7 @@ pub async fn run(cli: Cli, out: &mut StandardOutput) -> Result<(), Failure> {
         Some(Command::Edit(arguments)) => {
             let request = edit::request(&arguments)?;
             let daemon = DaemonConnection::connect(socket).await?;
-            follow::generate(&daemon, request, arguments.json, out).await
+            follow::generate(&daemon, request, arguments.json, None, out).await
         }
         Some(Command::Score(arguments)) => score::run(socket, arguments, out).await,
         Some(Command::Bench(arguments)) => bench::run(socket, &arguments, out).await,

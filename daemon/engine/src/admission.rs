@@ -6,13 +6,16 @@ use sluice_shared::{
     policy::PolicyChoice,
     sampling::{KvCacheMode, Remasking, STOP_BYTES_MAX, STOPS_MAX, Sampling, field_path},
 };
+use sluice_weights::LayerKind;
 
 use crate::{
     decode::{self, fidelity::ROWS_PER_SAMPLE_MAX, policy::policy},
     error::RequestError,
     model::ModelInfo,
+    posterior::LOG_VAR_MAX,
     request::{
-        CanvasSlot, CollectInputs, Generate, InputPass, MeasureFidelity, MeasureMix, Score, Work,
+        CanvasSlot, CollectInputs, Generate, InputPass, MeasureFidelity, MeasureMix, Score,
+        Thinking, Work,
     },
 };
 
@@ -80,7 +83,8 @@ impl Generate {
         let workload = Workload::new(canvas, block, canvases * speculation.canvases() as usize)
             // The most of any pass: the opening pass of a block computes more than those after it.
             .computing(decode::most_rows(self))
-            .comparing(self.compared_rows());
+            .comparing(self.compared_rows())
+            .thinking(self.thought_rows());
         let workload = match caching.mode {
             KvCacheMode::None => workload,
             _ => workload.with_kv_cache(),
@@ -120,6 +124,9 @@ impl Generate {
         }
         check_scale("sampling.temperature", self.temperature)?;
         check_scale("diffusion.guidance", self.guidance)?;
+        if let Some(thinking) = &self.thinking {
+            check_thinking(thinking, model)?;
+        }
         match model.mask {
             Some(mask) => {
                 self.check_diffusion()?;
@@ -385,6 +392,46 @@ pub const INPUT_PASSES_MAX: usize = 64;
 
 /// Most draws of one estimate: beyond this the standard error no longer pays for the time.
 pub const SCORE_DRAWS_MAX: usize = 65_536;
+
+/// Most steps of inference: posteriors settle within a tenth of them.
+pub const THINK_STEPS_MAX: usize = 1000;
+
+fn check_thinking(thinking: &Thinking, model: &ModelInfo) -> Result<(), RequestError> {
+    let LayerKind::LatentThought(sizes) = model.layer_kind else {
+        return Err(RequestError::OnlyLatent { what: "thinking" });
+    };
+    let refused = |what, problem| Err(RequestError::Sampling { what, problem });
+    if thinking.steps > THINK_STEPS_MAX {
+        let problem = format!(
+            "{} steps exceed the limit of {THINK_STEPS_MAX}",
+            thinking.steps
+        );
+        return refused("thinking.steps", problem);
+    }
+    let Some(start) = &thinking.start else {
+        return Ok(());
+    };
+    let elements = model.layers * sizes.latents * model.hidden_size;
+    if start.mu.len() != elements || start.log_var.len() != elements {
+        let problem = format!(
+            "these are the thoughts of another model: means and log variances have {} and {} elements, this model's {elements} \
+             ({} layers of {} latents of {})",
+            start.mu.len(),
+            start.log_var.len(),
+            model.layers,
+            sizes.latents,
+            model.hidden_size
+        );
+        return refused("thinking.thoughts", problem);
+    }
+    if !start.is_sound() {
+        let problem = format!(
+            "means must be finite, and log variances between -{LOG_VAR_MAX} and {LOG_VAR_MAX}"
+        );
+        return refused("thinking.thoughts", problem);
+    }
+    Ok(())
+}
 
 /// Likelihood estimates mask tokens, so the model must have a mask.
 fn check_mask(model: &ModelInfo) -> Result<(), RequestError> {

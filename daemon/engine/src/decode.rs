@@ -7,7 +7,6 @@ pub mod diffusion;
 pub mod fidelity;
 pub mod inputs;
 pub mod policy;
-pub mod posterior;
 mod reach;
 pub mod sampling;
 pub mod score;

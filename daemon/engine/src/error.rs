@@ -76,6 +76,12 @@ pub enum RequestError {
         /// What was asked for.
         what: &'static str,
     },
+    /// A setting that only latent thought models support.
+    #[error("{what}: only latent thought models support this; the loaded model has no latents")]
+    OnlyLatent {
+        /// What was asked for.
+        what: &'static str,
+    },
     /// A setting of the sampler that makes no sense.
     #[error("{what}: {problem}")]
     Sampling {
@@ -140,6 +146,12 @@ pub enum EngineError {
     HeadDim {
         /// Elements in one of the model's heads.
         head_dim: usize,
+    },
+    /// Operations of the family's layers are there for the CPU alone.
+    #[error("{family} models run on the CPU only")]
+    NotOnGpu {
+        /// The model's family.
+        family: &'static str,
     },
     /// The device refused something, or failed.
     #[error(transparent)]

@@ -3,6 +3,7 @@
 use std::{
     ops::AddAssign,
     panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
     thread,
     time::Duration,
 };
@@ -10,7 +11,7 @@ use std::{
 use sluice_ops::PhaseTimes;
 use sluice_shared::level::Level;
 
-use crate::{error::EngineError, residency::StreamStats};
+use crate::{error::EngineError, posterior::Posterior, residency::StreamStats};
 
 /// Takes a request's events, on the engine's thread; must not block.
 pub type EventSink = Box<dyn FnMut(Event) + Send>;
@@ -84,6 +85,8 @@ pub enum Event {
     },
     /// A pass is done; a full picture of the open block.
     Pass(Box<PassReport>),
+    /// A step of inference of latents is done.
+    Thought(Box<ThoughtReport>),
     /// A block has no mask left.
     BlockDone {
         /// Its index, from 0.
@@ -127,6 +130,30 @@ pub struct PassReport {
     pub elapsed: Duration,
     /// Time, memory and streaming of the pass.
     pub cost: PassCost,
+}
+
+/// How far the inference of a prompt's latents is.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ThoughtReport {
+    /// Steps that were taken.
+    pub step: usize,
+    /// Most steps.
+    pub steps_max: usize,
+    /// Cross-entropy of the prompt's tokens after the first, in nats, with latents of noise that nothing was fitted on.
+    pub nll: f64,
+    /// KL divergence of the posterior from the prior, in nats. With the cross-entropy it is an estimate of an upper bound
+    /// on what the tokens cost.
+    pub kl: f64,
+    /// Tokens whose cross-entropy that is.
+    pub tokens: usize,
+    /// Time since inference began.
+    pub elapsed: Duration,
+    /// Time, memory and streaming of the pass; nothing where there was none.
+    pub cost: PassCost,
+    /// Whether no step follows.
+    pub is_last: bool,
+    /// The posterior, in the last report, if it was asked for.
+    pub posterior: Option<Arc<Posterior>>,
 }
 
 /// The state of the weights after a pass.

@@ -20,6 +20,7 @@ pub mod command;
 pub mod error;
 pub mod event;
 pub mod optimization;
+pub mod posterior;
 pub mod request;
 pub mod runtime;
 mod turns;

@@ -12,6 +12,8 @@ use sluice_shared::{
 };
 use sluice_weights::{MatrixInput, TensorPart};
 
+use crate::posterior::Posterior;
+
 /// The load of a model that a request was made for: ids mean nothing to another model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ModelId(pub u64);
@@ -59,6 +61,20 @@ pub struct Generate {
     pub stops: Vec<Vec<u8>>,
     /// Seed of all randomness.
     pub seed: u64,
+    /// How a latent thought model comes to its latents; no other model has any.
+    pub thinking: Option<Thinking>,
+}
+
+/// How a latent thought model comes to the latents of a prompt.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Thinking {
+    /// Most steps of inference, at most [`crate::admission::THINK_STEPS_MAX`]. With 0, latents are drawn from where it
+    /// would begin.
+    pub steps: usize,
+    /// Where inference begins; `None`: with steps near zero, as the reference begins, and without at the prior.
+    pub start: Option<Arc<Posterior>>,
+    /// Whether the posterior is told in the end.
+    pub returns_posterior: bool,
 }
 
 impl Generate {
@@ -81,6 +97,7 @@ impl Generate {
             sampling: Sampling::default(),
             stops: Vec::new(),
             seed: 0,
+            thinking: None,
         }
     }
 }
@@ -243,6 +260,15 @@ impl MeasureFidelity {
 }
 
 impl Generate {
+    /// Tokens of the prompt that inference of latents reads: all but the last, which is only asked for.
+    #[must_use]
+    pub fn thought_rows(&self) -> usize {
+        match &self.thinking {
+            Some(thinking) if thinking.steps > 0 => self.prompt.len().saturating_sub(1),
+            _ => 0,
+        }
+    }
+
     /// The text may end from this position on. Before it an end token ends nothing: what the
     /// user pinned must appear.
     #[must_use]

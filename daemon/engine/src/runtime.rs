@@ -22,6 +22,7 @@ mod prefix_cache;
 mod shared;
 mod state;
 mod switch;
+mod thinking;
 mod weight_cache;
 mod weight_conversion;
 mod weight_switch;

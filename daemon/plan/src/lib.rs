@@ -52,6 +52,8 @@ pub struct Workload {
     kv_caches: usize,
     /// Rows whose distributions are kept from pass to pass, of all requests.
     compared_rows: usize,
+    /// Rows through which gradients for latents go, of all requests.
+    thought_rows: usize,
 }
 
 impl Workload {
@@ -70,6 +72,7 @@ impl Workload {
             cached_rows: 0,
             kv_caches: 0,
             compared_rows: 0,
+            thought_rows: 0,
         }
     }
 
@@ -80,6 +83,21 @@ impl Workload {
             compared_rows,
             ..self
         }
+    }
+
+    /// The workload, with so many rows through which gradients for latents go.
+    #[must_use]
+    pub fn thinking(self, thought_rows: usize) -> Self {
+        Self {
+            thought_rows,
+            ..self
+        }
+    }
+
+    /// Rows of all requests through which gradients for latents go.
+    #[must_use]
+    pub fn thought_rows(&self) -> usize {
+        self.thought_rows
     }
 
     /// The workload, of whose canvases a pass computes at most so many positions.
@@ -165,6 +183,7 @@ impl Workload {
             cached_rows: self.cached_rows + other.cached_rows,
             kv_caches: self.kv_caches + other.kv_caches,
             compared_rows: self.compared_rows + other.compared_rows,
+            thought_rows: self.thought_rows + other.thought_rows,
         }
     }
 
@@ -181,6 +200,7 @@ impl Workload {
             cached_rows: self.cached_rows.max(other.cached_rows),
             kv_caches: self.kv_caches.max(other.kv_caches),
             compared_rows: self.compared_rows.max(other.compared_rows),
+            thought_rows: self.thought_rows.max(other.thought_rows),
         }
     }
 }

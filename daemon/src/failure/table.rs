@@ -261,6 +261,8 @@ fn engine(error: &EngineError) -> ErrorRow {
         EngineError::HeadDim { head_dim } => ErrorRow::new(Code::FailedPrecondition, "HEAD_DIM")
             .hint("start sluiced with --device cpu")
             .figure("head_dim", head_dim),
+        EngineError::NotOnGpu { .. } => ErrorRow::new(Code::FailedPrecondition, "NOT_ON_GPU")
+            .hint("start sluiced with --device cpu"),
         EngineError::Ops(error) => ops(error),
         EngineError::Plan(error) => plan(error),
         EngineError::Tokenizer(
@@ -411,8 +413,15 @@ fn request(error: &RequestError) -> ErrorRow {
             ErrorRow::invalid("ONLY_MASKED_DIFFUSION", field_name(what))
                 .hint("leave it out, or load a masked diffusion model, such as LLaDA")
         }
+        RequestError::OnlyLatent { what } => ErrorRow::invalid("ONLY_LATENT", field_name(what))
+            .hint("leave it out, or load a latent thought model"),
         RequestError::Sampling { what, .. } => {
-            ErrorRow::invalid("SAMPLING", field_name(what)).hint("leave it out to disable it")
+            let row = ErrorRow::invalid("SAMPLING", field_name(what));
+            match what.strip_prefix("thinking.") {
+                Some("thoughts") => row.hint("give thoughts that this model had"),
+                Some(_) => row.hint("leave it out for the usual number of steps"),
+                None => row.hint("leave it out to disable it"),
+            }
         }
         RequestError::TooManyDraws { draws, max } => ErrorRow::invalid("TOO_MANY_DRAWS", "draws")
             .figure("draws", draws)

@@ -31,6 +31,7 @@ fn name(failure: &Failure) -> &'static str {
         F::Engine(E::Ops(OpsError::OutOfMemory { .. })) => "out of memory",
         F::Engine(E::Ops(OpsError::NoGpu(_))) => "no card",
         F::Engine(E::HeadDim { .. }) => "head size",
+        F::Engine(E::NotOnGpu { .. }) => "not on GPUs",
         F::Engine(E::Ops(OpsError::Gpu(_))) => "card",
         F::Engine(E::Plan(error)) => plan_name(error),
         F::Engine(E::LoadCancelled) => "load cancelled",
@@ -139,6 +140,7 @@ fn request_name(error: &RequestError) -> &'static str {
         R::UnknownToken { .. } => "token",
         R::MaskGiven { .. } => "mask",
         R::OnlyAutoregressive { .. } => "only autoregressive",
+        R::OnlyLatent { .. } => "only latent",
         R::OnlyMaskedDiffusion { .. } => "only masked",
         R::Sampling { .. } => "sampling",
         R::TooManyDraws { .. } => "draws",
@@ -222,6 +224,10 @@ async fn all() -> Vec<(Failure, Code)> {
         ),
         (
             engine(EngineError::HeadDim { head_dim: 320 }),
+            FailedPrecondition,
+        ),
+        (
+            engine(EngineError::NotOnGpu { family: "ltm" }),
             FailedPrecondition,
         ),
         (
@@ -569,6 +575,7 @@ fn wrong_requests() -> Vec<RequestError> {
         R::OnlyMaskedDiffusion {
             what: "diffusion.guidance",
         },
+        R::OnlyLatent { what: "thinking" },
         R::Sampling {
             what: "sampling.top_p",
             problem: "must be above 0".to_owned(),

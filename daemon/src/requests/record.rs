@@ -305,6 +305,13 @@ impl RequestRecord {
         self.tell(state);
     }
 
+    /// Adds a step of inference.
+    pub fn thought(&self, thought: v1::GenerationThought) {
+        let mut state = self.lock();
+        state.small.push(event(Event::Thought(thought)));
+        self.tell(state);
+    }
+
     /// Adds a notice for readers. Only the first [`NOTICES_MAX`] are kept.
     pub fn notice(&self, text: &str) {
         let mut state = self.lock();

@@ -84,6 +84,7 @@ pub fn weight_group_kind(group: WeightGroup) -> v1::WeightGroupKind {
     match group {
         WeightGroup::Embedding => v1::WeightGroupKind::Embedding,
         WeightGroup::Attention(_) => v1::WeightGroupKind::Attention,
+        WeightGroup::CrossAttention(_) => v1::WeightGroupKind::CrossAttention,
         WeightGroup::GateUp(_) => v1::WeightGroupKind::GateUp,
         WeightGroup::Down(_) => v1::WeightGroupKind::Down,
         WeightGroup::FinalNorm => v1::WeightGroupKind::FinalNorm,

@@ -199,6 +199,7 @@ fn layers<T>(
         let name = match group {
             WeightGroup::Embedding => "embedding".to_owned(),
             WeightGroup::Attention(layer)
+            | WeightGroup::CrossAttention(layer)
             | WeightGroup::GateUp(layer)
             | WeightGroup::Down(layer) => layer.to_string(),
             WeightGroup::FinalNorm | WeightGroup::LmHead(_) => "lm_head".to_owned(),
@@ -304,6 +305,11 @@ fn weight_group_kind(part: TensorPart) -> &'static str {
         TensorPart::Value => "value",
         TensorPart::ValueBias => "value bias",
         TensorPart::AttentionOutput => "attention output",
+        TensorPart::CrossNorm => "cross-attention norm",
+        TensorPart::CrossQuery => "cross-attention query",
+        TensorPart::CrossKey => "cross-attention key",
+        TensorPart::CrossValue => "cross-attention value",
+        TensorPart::CrossOutput => "cross-attention output",
         TensorPart::MlpNorm => "MLP norm",
         TensorPart::MlpNormBias => "MLP norm bias",
         TensorPart::Gate => "gate",

@@ -472,6 +472,8 @@ fn event_line(event: &Event, text: &mut String) {
             write!(text, "block {block} {passes}").expect("a string grows");
             positions(all, text);
         }
+        // The recorded models have no latents.
+        Event::Thought(_) => {}
         // Notices are prose, which may change.
         Event::Notice(_) => text.push_str("notice\n"),
         Event::ScoreProgress { .. } | Event::Finished(_) => {}

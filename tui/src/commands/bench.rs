@@ -234,7 +234,13 @@ async fn one(
                 let first_ms = first_ms.unwrap_or_else(since);
                 return Ok(answered(started, done, passes, first_ms));
             }
-            Some(Event::Loading(_) | Event::Queued(_) | Event::BlockDone(_) | Event::Notice(_))
+            Some(
+                Event::Loading(_)
+                | Event::Queued(_)
+                | Event::BlockDone(_)
+                | Event::Notice(_)
+                | Event::Thought(_),
+            )
             | None => {}
         }
     }

@@ -1,18 +1,20 @@
 //! Showing a request's events as they come: in place, as JSON, or the result alone.
 
-use std::time::Duration;
+use std::{path::Path, time::Duration};
 
 use futures_util::{Stream, StreamExt};
 use sluice_proto::client::when_there_is_room;
 use sluice_proto::v1::{
     FinishReason, GenerateRequest, GenerationDone, GenerationEvent, GenerationLoading,
-    GenerationStarted, ListModelsRequest, WatchGenerationRequest, generation_event::Event,
+    GenerationStarted, ListModelsRequest, Thoughts, WatchGenerationRequest,
+    generation_event::Event,
 };
 use sluice_report::progress::bar;
 use sluice_shared::units;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tonic::Status;
 
+use super::thoughts;
 use crate::{
     canvas::{Canvas, ids_text},
     connection::DaemonConnection,
@@ -29,21 +31,26 @@ const CANCEL_WAIT: Duration = Duration::from_secs(5);
 /// A request that ended.
 pub(super) struct EndedRequest {
     pub(super) started: Option<GenerationStarted>,
+    /// The posterior of its latents, if it was asked for.
+    pub(super) thoughts: Option<Thoughts>,
     pub(super) done: GenerationDone,
 }
 
-/// Runs a request of our own and shows it.
+/// Runs a request of our own and shows it. Writes the posterior of its latents to a file if there is one to write to.
 pub(super) async fn generate(
     daemon: &DaemonConnection,
     request: GenerateRequest,
     json: bool,
+    save_thoughts: Option<&Path>,
     out: &mut StandardOutput,
 ) -> Result<(), Failure> {
     let mut interrupts = interrupts()?;
     match run(daemon, request, json, out, &mut interrupts).await? {
         Some(ended) => {
             ended.note(json);
-            Ok(())
+            save_thoughts.map_or(Ok(()), |path| {
+                thoughts::write(path, ended.thoughts.as_ref())
+            })
         }
         None => Err(Failure::interrupted("the request was cancelled")),
     }
@@ -130,6 +137,7 @@ async fn show(
     let mut canvas = Canvas::default();
     let mut waiting = ProgressLine::new();
     let mut view = View::new(json, out);
+    let mut found = None;
     loop {
         let next = tokio::select! {
             next = events.next() => next,
@@ -152,6 +160,9 @@ async fn show(
         };
         match &kind {
             Event::Loading(loading) if !json => waiting.show(&coming(loading)),
+            Event::Thought(thought) if !json && !thought.is_last => {
+                waiting.show(&thoughts::step(thought));
+            }
             _ => waiting.clear(),
         }
         if json {
@@ -166,12 +177,20 @@ async fn show(
             }
         }
         let is_picture = matches!(kind, Event::PassDone(_) | Event::Notice(_));
+        if let Event::Thought(thought) = &kind {
+            found = thought.thoughts.clone().or(found);
+        }
         canvas.apply(kind);
         if let Some(done) = canvas.done.clone() {
             finish(daemon, &canvas, &done, view, out).await?;
             let request_id = canvas.queued.map(|queued| queued.request_id);
             let started = canvas.started;
-            return Ok((Some(EndedRequest { started, done }), request_id));
+            let ended = EndedRequest {
+                started,
+                thoughts: found,
+                done,
+            };
+            return Ok((Some(ended), request_id));
         }
         match &mut view {
             View::Live(live) if is_picture => live.draw(&canvas, out)?,
@@ -208,6 +227,7 @@ fn talk(kind: &Event) -> Vec<String> {
             warnings.map(|text| format!("warning: {text}")).collect()
         }
         Event::Notice(notice) => vec![format!("note: {}", notice.text)],
+        Event::Thought(thought) if thought.is_last => vec![thoughts::last(thought)],
         _ => Vec::new(),
     }
 }
@@ -384,7 +404,12 @@ mod tests {
                 ..Default::default()
             };
             let started = Some(started.clone());
-            EndedRequest { started, done }.notes().join("|")
+            let ended = EndedRequest {
+                started,
+                thoughts: None,
+                done,
+            };
+            ended.notes().join("|")
         };
         let seed = "sampled with seed 7; --seed 7 gives the same answer again";
         assert_eq!(told(FinishReason::Eos, false), seed);

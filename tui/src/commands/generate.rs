@@ -5,7 +5,7 @@ use sluice_proto::v1::{
     generate_request::Input,
 };
 
-use super::{input, message};
+use super::{input, message, thoughts};
 use crate::{cli::Generate, output::Failure};
 
 /// The request of the arguments. The daemon validates its values.
@@ -36,6 +36,14 @@ pub(super) fn request(arguments: &Generate) -> Result<GenerateRequest, Failure> 
         ..Default::default()
     };
     arguments.decoding.apply(&mut request);
+    if let Some(path) = &arguments.thoughts {
+        let thinking = request.thinking.get_or_insert_default();
+        thinking.thoughts = Some(thoughts::read(path)?);
+    }
+    if arguments.save_thoughts.is_some() {
+        let thinking = request.thinking.get_or_insert_default();
+        thinking.return_thoughts = true;
+    }
     if !arguments.pins.is_empty() {
         request.diffusion_mut().pins = arguments.pins.iter().map(pin).collect();
     }

@@ -67,7 +67,7 @@ pub(super) async fn run(
             };
             choices.apply(&mut request);
             drop(interrupts);
-            follow::generate(&daemon, request, arguments.json, out).await
+            follow::generate(&daemon, request, arguments.json, None, out).await
         }
     }
 }

@@ -134,7 +134,7 @@ impl RunBounds {
                 tokens_at_most(&done.tokens)?;
             }
             Event::Done(done) => at_most("tokens", done.token_ids.len())?,
-            Event::Notice(_) | Event::Loading(_) => {}
+            Event::Notice(_) | Event::Loading(_) | Event::Thought(_) => {}
         }
         Ok(())
     }
@@ -189,6 +189,7 @@ fn parse(line: &[u8]) -> Result<Option<Event>, LineError> {
         "pass_done" | "pass" => Event::PassDone(json(line)?),
         "block_done" => Event::BlockDone(json(line)?),
         "notice" => Event::Notice(json(line)?),
+        "thought" => Event::Thought(json(line)?),
         "done" => Event::Done(done(line)?),
         "loading" => Event::Loading(json(line)?),
         _ => return Ok(None),

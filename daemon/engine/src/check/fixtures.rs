@@ -30,6 +30,8 @@ use crate::{
         network::{Interrupt, Network, Sequence, VisibleKeys, logits},
         sequence_memory::{SequenceMemory, SequenceShape},
     },
+    posterior::{LOG_VAR_MAX, Posterior},
+    request::Thinking,
     residency::{LoadOutcome, Residency, WeightReader},
 };
 
@@ -253,9 +255,7 @@ fn autoregressive_logits(
         .map(|text| SequenceMemory::new(ops, memory, text.len()));
     let mut memories = memories.collect::<Result<Vec<_>, _>>()?;
     for (memory, z) in memories.iter_mut().zip(z) {
-        if let SequenceMemory::Latent(memory) = memory {
-            memory.set_latents(z.clone());
-        }
+        memory.set_latents(z.clone());
     }
     let mut all = vec![Vec::new(); texts.len()];
     let longest = texts.iter().map(Vec::len).max().unwrap_or(0);
@@ -377,6 +377,8 @@ pub fn fixture_tokens(
 pub fn fixture_samples(folder: &Path, options: EngineOptions) -> Result<Vec<Sampled>, EngineError> {
     let engine = Engine::start(options)?;
     let model = load(&engine, folder)?;
+    let bytes = read(&folder.join("expected.safetensors"))?;
+    let tensors = SafeTensors::deserialize(&bytes).map_err(|_| broken(folder))?;
     let mut sampled = Vec::new();
     for case in cases(&expected(folder)?, "generate", folder)? {
         let (Some(prompts), Some(answers)) =
@@ -388,13 +390,28 @@ pub fn fixture_samples(folder: &Path, options: EngineOptions) -> Result<Vec<Samp
         if prompts.len() != answers.len() {
             return Err(broken(folder));
         }
+        let name = case["name"].as_str().unwrap_or_default();
+        let z = latents(&tensors, &format!("generate.{name}.z"), prompts.len());
         let answers = request_of(case, model).map(|request| {
+            // Latents as they are: a posterior that leaves them no room.
+            let thinking = z.first().map(|z| Thinking {
+                steps: 0,
+                start: Some(Arc::new(Posterior {
+                    mu: z.clone(),
+                    log_var: vec![-LOG_VAR_MAX; z.len()],
+                })),
+                returns_posterior: false,
+            });
+            let request = Generate {
+                thinking,
+                ..request
+            };
             let pairs = prompts.iter().zip(answers);
             let answer = |(prompt, answer)| sample(&engine, case, &request, prompt, answer);
             pairs.map(answer).collect::<Result<_, _>>()
         });
         sampled.push(Sampled {
-            name: case["name"].as_str().unwrap_or_default().to_owned(),
+            name: name.to_owned(),
             algorithm: case["algorithm"].as_str().map(str::to_owned),
             answers: answers.transpose()?,
         });

@@ -13,9 +13,9 @@ use super::{
     worse,
 };
 use crate::{
-    decode::posterior::{FitOptions, Posterior, PosteriorFit},
     error::EngineError,
     model::network::{LatentGradient, LatentText},
+    posterior::{FitOptions, Posterior, PosteriorFit},
 };
 
 /// How far gradients and relative losses may be from the reference's.

@@ -7,18 +7,18 @@ use sluice_checkpoint::family::ModelConfig;
 use sluice_formats::{Format, noise::Noise};
 use sluice_machine::{MemoryKind, Profile, page::PAGE_BYTES};
 use sluice_ops::{
-    Activation, KvCacheShape, LmHeadGroup, LmHeadRow, Ops, RankingScore, SamplingParams,
-    StateShape, device::Device, ledger::Ledger,
+    KvCacheShape, LmHeadGroup, LmHeadRow, Ops, RankingScore, SamplingParams, StateShape,
+    device::Device, ledger::Ledger,
 };
 use sluice_plan::{
     WorkingMemory, Workload, decompressed::mlp_rows, resolve_canvas_kv_cache_format,
     resolve_kv_cache_format,
 };
 use sluice_shared::level::KvCacheFormat;
-use sluice_weights::{SourceTensor, TensorPart, WeightGroupPlan, weight_groups};
+use sluice_weights::{LayerKind, SourceTensor, TensorPart, WeightGroupPlan, weight_groups};
 
 use super::{
-    network::{Interrupt, Network, Sequence, VisibleKeys},
+    network::{Interrupt, LatentText, Network, Sequence, VisibleKeys},
     sequence_memory::{SequenceMemory, SequenceShape},
 };
 use crate::{error::EngineError, residency::Residency};
@@ -72,7 +72,10 @@ impl DryRun {
             false => None,
         };
         match cache {
-            Some(format) => self.autoregressive_pass(&ops, &model, workload, mlp_rows, format)?,
+            Some(format) => {
+                self.thinking_pass(&ops, &model, workload)?;
+                self.autoregressive_pass(&ops, &model, workload, mlp_rows, format)?;
+            }
             None => {
                 let kept = resolve_canvas_kv_cache_format(kv_cache_format, &self.profile)?;
                 self.pass(&ops, &model, workload, kept)?;
@@ -141,6 +144,36 @@ impl DryRun {
             ops.take_logits(&mut logits, &x, &head.weight(TensorPart::LmHead), first)?;
         }
         Ok(())
+    }
+
+    /// A pass that infers latents of the prompts.
+    fn thinking_pass(
+        &self,
+        ops: &Ops,
+        model: &Network,
+        workload: &Workload,
+    ) -> Result<(), EngineError> {
+        let rows = workload.thought_rows();
+        let LayerKind::LatentThought(sizes) = self.config.shape.layer_kind else {
+            return Ok(());
+        };
+        if rows == 0 {
+            return Ok(());
+        }
+        let weights = Residency::dry_run(&self.groups);
+        let shape = &self.config.shape;
+        let z = vec![0.0; shape.layers * sizes.latents * shape.hidden_size];
+        let tokens = vec![0; rows];
+        let lengths: Vec<_> = even_shares(rows, workload.batch_requests.min(rows)).collect();
+        let texts: Vec<_> = (lengths.iter())
+            .map(|&rows| LatentText {
+                tokens: &tokens[..rows],
+                targets: &tokens[..rows],
+                z: &z,
+            })
+            .collect();
+        let never = AtomicBool::new(false);
+        finished(model.latent_gradients(ops, &weights, &texts, &never)).map(drop)
     }
 
     fn pass(
@@ -260,7 +293,7 @@ fn shares(sum: usize, count: usize, most: usize) -> Vec<usize> {
     shares.collect()
 }
 
-fn finished(pass: Result<Activation, Interrupt>) -> Result<Activation, EngineError> {
+fn finished<T>(pass: Result<T, Interrupt>) -> Result<T, EngineError> {
     pass.map_err(|interrupt| match interrupt {
         Interrupt::Failed(error) => error,
         Interrupt::Cancelled => unreachable!("nobody cancels a rehearsal"),

@@ -132,18 +132,6 @@ pub struct LatentMemory {
     z: Vec<f32>,
 }
 
-impl LatentMemory {
-    /// Sets the latents of a sequence that has read nothing: for each layer its rows of the hidden size. Before, they
-    /// are zero.
-    ///
-    /// # Panics
-    /// When it has read tokens, or there are not as many elements as the model's latents have.
-    pub fn set_latents(&mut self, z: Vec<f32>) {
-        assert!(self.latents.is_empty() && z.len() == self.shape.elements());
-        self.z = z;
-    }
-}
-
 impl SequenceMemory {
     /// The memory of an empty sequence that may have `capacity` positions.
     ///
@@ -239,6 +227,32 @@ impl SequenceMemory {
         if let Self::State(state) = self {
             state.settle();
         }
+    }
+
+    /// Elements of the sequence's latents; 0 where it has none.
+    #[must_use]
+    pub fn latent_elements(&self) -> usize {
+        match self {
+            Self::Latent(memory) => memory.shape.elements(),
+            Self::KvCache(_) | Self::State(_) => 0,
+        }
+    }
+
+    /// Sets the latents of a sequence that has read nothing, if it has some: for each layer its rows of the hidden size.
+    ///
+    /// # Panics
+    /// When it has read tokens, or there are not as many elements as the model's latents have.
+    pub fn set_latents(&mut self, z: Vec<f32>) {
+        if let Self::Latent(memory) = self {
+            assert!(memory.latents.is_empty() && z.len() == memory.shape.elements());
+            memory.z = z;
+        }
+    }
+
+    /// Whether another sequence may go on from it.
+    #[must_use]
+    pub fn is_reusable(&self) -> bool {
+        !matches!(self, Self::Latent(_))
     }
 
     /// What rows that follow those read so far see.

@@ -13,6 +13,7 @@ use super::{
     contain::contained,
     current_model::CurrentModel,
     prefix_cache::{KEPT_PREFIXES_MAX, KeptPrefix, longest_prefix, prefix_cache_bytes},
+    thinking::PosteriorInference,
     worker::Worker,
 };
 use crate::{
@@ -29,12 +30,14 @@ use crate::{
 
 /// A request to an autoregressive model, and what is kept of its tokens.
 pub(super) struct AutoregressiveRequest {
-    continuation: Continuation,
-    memory: SequenceMemory,
+    pub(super) continuation: Continuation,
+    pub(super) memory: SequenceMemory,
+    /// Of a model with latents: their inference, which comes first.
+    pub(super) thinking: Option<PosteriorInference>,
     /// Where a state is to be kept once it has read all of the prompt but its last token, for other answers to it.
     fork: Option<RecurrentState>,
     /// Tokens of the prompt.
-    prompt_len: usize,
+    pub(super) prompt_len: usize,
     watch: WeightsWatch,
     notices: Vec<String>,
 }
@@ -99,9 +102,11 @@ impl AutoregressiveRequest {
         let mut memory = SequenceMemory::new(&worker.ops, shape, capacity)?;
         worker.reuse_prefix(&request.prompt, &mut memory)?;
         let fork = worker.fork_for(shape, request.prompt.len(), memory.len());
+        let thinking = think(request, &mut memory);
         Ok(Self {
             continuation: Continuation::new(request.clone(), text, vocabulary),
             memory,
+            thinking,
             fork,
             prompt_len: request.prompt.len(),
             watch,
@@ -139,7 +144,7 @@ impl AutoregressiveRequest {
             if let Some(current) = &worker.current {
                 watch.look(&current.weights, !memory.is_empty());
             }
-            if !watch.storages.is_empty() {
+            if !watch.storages.is_empty() && memory.is_reusable() {
                 memory.settle();
                 worker.keep_prefix(KeptPrefix {
                     tokens: continuation.sequence()[..memory.len()].to_vec(),
@@ -151,7 +156,11 @@ impl AutoregressiveRequest {
         continuation.generated()
     }
 
+    /// Tokens that it has yet to read; none while it thinks.
     fn unread(&self) -> usize {
+        if self.is_thinking() {
+            return 0;
+        }
         self.continuation.sequence().len() - self.memory.len()
     }
 
@@ -172,6 +181,20 @@ impl AutoregressiveRequest {
         if read.rows > 0 {
             self.continuation
                 .take(read.rows, read.candidate, cost, emit);
+        }
+    }
+}
+
+/// The inference of the latents that its model has; or sets them, where there is nothing to infer.
+fn think(request: &Generate, memory: &mut SequenceMemory) -> Option<PosteriorInference> {
+    let elements = memory.latent_elements();
+    let thinking = request.thinking.as_ref().filter(|_| elements > 0)?;
+    let prompt = request.prompt.len();
+    match PosteriorInference::begin(thinking, elements, prompt, request.seed) {
+        Ok(inference) => Some(inference),
+        Err(latents) => {
+            memory.set_latents(latents);
+            None
         }
     }
 }
@@ -201,7 +224,7 @@ pub(super) fn pass(
     let wanted: Vec<Vec<usize>> = shares
         .iter()
         .zip(&unread)
-        .map(|(&rows, &unread)| match rows == unread {
+        .map(|(&rows, &unread)| match rows > 0 && rows == unread {
             true => vec![rows - 1],
             false => Vec::new(),
         })
@@ -215,6 +238,7 @@ pub(super) fn pass(
         let AutoregressiveRequest {
             continuation,
             memory,
+            thinking: _,
             fork,
             prompt_len,
             watch,

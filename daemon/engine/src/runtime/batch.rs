@@ -11,7 +11,7 @@ use std::{
     },
 };
 
-use sluice_ops::{KvCacheShape, LogitsRows, ledger::PeakMark};
+use sluice_ops::{KvCacheShape, LogitsRows, OpsError, ledger::PeakMark};
 use sluice_plan::{Workload, resolve_canvas_kv_cache_format};
 
 use self::running_work::{RunningWork, diffusion_request};
@@ -19,6 +19,7 @@ use super::{
     autoregressive::{self, AutoregressiveRequest, WeightsWatch},
     contain::contained,
     pass_runner::PassRunner,
+    thinking,
     worker::Worker,
 };
 use crate::{
@@ -388,7 +389,7 @@ impl Batch<'_> {
         let is_causal =
             |member: &BatchMember| matches!(member.work, RunningWork::Autoregressive(_));
         let result = match self.members[range.clone()].iter().all(is_causal) {
-            true => self.read(range),
+            true => self.think(range.clone()).and_then(|()| self.read(range)),
             false => self.fill(range),
         };
         let ledger = &self.runner.worker.shared.ledger;
@@ -485,7 +486,58 @@ impl Batch<'_> {
         Ok(())
     }
 
-    /// A pass of autoregressive requests.
+    /// A pass for the latents of requests that still think.
+    fn think(&mut self, range: Range<usize>) -> Result<(), Interrupt> {
+        let Self {
+            runner: served,
+            members,
+            ..
+        } = self;
+        let members = &mut members[range];
+        let stop = served.cancel;
+        let mut thinking = Vec::new();
+        let mut requests: Vec<&mut AutoregressiveRequest> = Vec::new();
+        for (index, member) in members.iter_mut().enumerate() {
+            if let RunningWork::Autoregressive(request) = &mut member.work
+                && request.is_thinking()
+            {
+                thinking.push(index);
+                requests.push(request);
+            }
+        }
+        if requests.is_empty() {
+            return Ok(());
+        }
+        let result = served.run(requests.len(), &mut |ops, current| {
+            thinking::pass(&requests, (ops, current), stop)
+        });
+        tell(members, &served.take_notices());
+        let (found, cost) = result?;
+        for (index, found) in thinking.into_iter().zip(found) {
+            let member = &mut members[index];
+            let RunningWork::Autoregressive(request) = &mut member.work else {
+                continue;
+            };
+            if !found.nll.is_finite() {
+                let error = OpsError::NotANumber { position: 0 };
+                member.failed = Some(error.into());
+                continue;
+            }
+            let report = contained(|| request.take_thought(&found, &cost));
+            match report {
+                Ok(report) => {
+                    let report = report.map(|report| Event::Thought(Box::new(report)));
+                    report
+                        .into_iter()
+                        .for_each(|event| member.listener.tell(event));
+                }
+                Err(error) => member.failed = Some(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// A pass of autoregressive requests, if any of them has something to read.
     fn read(&mut self, range: Range<usize>) -> Result<(), Interrupt> {
         let Self {
             runner: served,
@@ -503,6 +555,9 @@ impl Batch<'_> {
                 RunningWork::Autoregressive(continuing) => Some(&mut **continuing),
             })
             .collect();
+        if requests.iter().all(|request| request.is_thinking()) {
+            return Ok(());
+        }
         let result = served.run(requests.len(), &mut |ops, current| {
             autoregressive::pass(&mut requests, logits, (ops, current), stop)
         });

@@ -137,6 +137,11 @@ fn tokens_rwkv7() {
 }
 
 #[test]
+fn tokens_of_latents() {
+    check_tokens("ltm-tiny", 2);
+}
+
+#[test]
 fn tokens_multi_head_f32() {
     check_tokens("llada-tiny", 31);
 }

@@ -176,6 +176,7 @@ pub(in super::super) fn full(screen: &mut Screen<'_, '_>, area: Rect) {
     let has = |kind| groups().any(|group| group.kind() == kind);
     let inner = [
         ("attention", WeightGroupKind::Attention),
+        ("cross_attention", WeightGroupKind::CrossAttention),
         ("gate_up", WeightGroupKind::GateUp),
         ("down", WeightGroupKind::Down),
     ];
