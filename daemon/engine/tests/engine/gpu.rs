@@ -69,7 +69,7 @@ fn check_fixture(name: &str, cases: usize) {
 /// What the references computed in is `f32`; in shorter dtypes logits are near.
 fn check_logits(number: DType) {
     here::open_stand_in();
-    for name in ["llada-tiny", "llada-tiny-bf16"] {
+    for name in ["llada-tiny", "llada-tiny-bf16", "rwkv7-tiny"] {
         let ops = Ops::new(gpu(number), Ledger::default()).unwrap();
         let profile = ops.device().profile();
         let plan =
@@ -108,6 +108,12 @@ fn a_model_with_grouped_heads_in_bf16_shards() {
 #[ignore = "on the stand-in: cargo ci"]
 fn a_causal_model_with_kept_keys_and_values() {
     check_fixture("llama-tiny", 3);
+}
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn a_model_with_states() {
+    check_fixture("rwkv7-tiny", 3);
 }
 
 #[test]
