@@ -41,6 +41,17 @@ template <class T> DEVICE void silu_multiply(T *gate, const T *up, u64 count) {
     }
 }
 
+// `1 / (1 + e^-x)`.
+DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+
+// The functions by their numbers: hyperbolic tangent, sigmoid, and the square of what is positive.
+template <class T> DEVICE void element_function(T *x, u32 function, u64 count) {
+    const u64 i = thread_of_grid();
+    if (i >= count) return;
+    const float value = widen(x[i]), positive = fmaxf(value, 0.0f);
+    x[i] = narrow<T>(function == 0 ? tanhf(value) : function == 1 ? sigmoid(value) : positive * positive);
+}
+
 // Products and their bias, as numbers that are computed in; in `f32` they may lie in one place.
 template <class T>
 DEVICE void add_bias(T *out, const float *x, const u8 *bias, u32 bias_format, u32 width, u64 count) {
@@ -79,4 +90,17 @@ template <class T> DEVICE void rope(const Turned<T> &q, const Turned<T> &k, cons
     } else if (pair - of_queries < k.pairs(half)) {
         k.turn(pair - of_queries, table, half);
     }
+}
+
+// Vectors that lie as they are stored, of one width.
+struct StoredVectors {
+    static constexpr u32 MAX = 8;
+    const u8 *numbers[MAX];
+    u32 formats[MAX];
+};
+
+// They become rows of `f32`; the grid's second dimension has a place for each.
+DEVICE void stack_vectors(float *out, const StoredVectors &vectors, u32 width) {
+    const u32 i = blockIdx.x * blockDim.x + threadIdx.x, row = blockIdx.y;
+    if (i < width) out[u64(row) * width + i] = stored_number(vectors.numbers[row], vectors.formats[row], i);
 }

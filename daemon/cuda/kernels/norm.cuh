@@ -1,4 +1,4 @@
-// Root mean square normalisation of residual rows, a block a row.
+// Normalisations of residual rows, a block a row: to a root mean square of 1, and to mean 0 and variance 1.
 
 #pragma once
 
@@ -15,5 +15,25 @@ DEVICE void rms_norm(T *out, const float *x, const u8 *weight, u32 weight_format
     const float inverse = 1.0f / sqrtf(squares / float(width) + epsilon);
     for (u32 i = threadIdx.x; i < width; i += REDUCE_THREADS) {
         out[i] = narrow<T>(x[i] * inverse * stored_number(weight, weight_format, i));
+    }
+}
+
+// The mean is taken off before squares are summed, as on the CPU: where it is large beside the spread, the difference of
+// two sums would be lost.
+template <class T>
+DEVICE void layer_norm(T *out, const float *x, const float *weight, const float *bias, u32 width, float epsilon) {
+    x += u64(blockIdx.x) * width;
+    out += u64(blockIdx.x) * width;
+    float sum = 0.0f;
+    for (u32 i = threadIdx.x; i < width; i += REDUCE_THREADS) sum += x[i];
+    const float mean = sum_of_block(sum) / float(width);
+    float squares = 0.0f;
+    for (u32 i = threadIdx.x; i < width; i += REDUCE_THREADS) {
+        const float centered = x[i] - mean;
+        squares = fmaf(centered, centered, squares);
+    }
+    const float inverse = 1.0f / sqrtf(sum_of_block(squares) / float(width) + epsilon);
+    for (u32 i = threadIdx.x; i < width; i += REDUCE_THREADS) {
+        out[i] = narrow<T>((x[i] - mean) * inverse * weight[i] + bias[i]);
     }
 }

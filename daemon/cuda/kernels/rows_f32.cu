@@ -2,6 +2,10 @@
 
 ROW_KERNELS(f32)
 
+KERNEL_FUNCTION stack_vectors_f32(float *out, const __grid_constant__ StoredVectors vectors, u32 width) {
+    stack_vectors(out, vectors, width);
+}
+
 // Rows of keys and of values go to their places in a cache, both at once: a thread takes a word of each.
 KERNEL_FUNCTION put_rows(u32 *k_places, u32 *v_places, const u32 *k, const u32 *v, u64 words) {
     const u64 i = thread_of_grid();

@@ -9,6 +9,7 @@ mod dequantize;
 mod dictionary;
 mod lm_head;
 mod rows;
+mod rwkv7;
 mod salience;
 
 pub use self::{
@@ -18,7 +19,8 @@ pub use self::{
         DictionaryIndexError, DictionaryMatmul, dictionary_index, dictionary_index_bytes,
     },
     lm_head::{CompareState, LM_HEAD_TOKENS, LmHeadRow, LmHeadSampling, LmHeadState, NO_TOKEN},
-    rows::RopeRows,
+    rows::{ElementFunction, RopeRows, STACKED_VECTORS},
+    rwkv7::{StateRun, TIME_MIX_HEAD_DIM, TimeMixArgs},
     salience::{SalienceArgs, SalienceScratch},
 };
 use sluice_formats::{DType, Format};
@@ -108,7 +110,7 @@ impl Gpu {
                 address(out),
                 address(x),
                 address(weight),
-                weight_format,
+                KernelArgument::U32(weight_format),
                 size(rows),
                 size(width),
                 KernelArgument::F32(epsilon),
@@ -399,13 +401,13 @@ fn threads(count: usize) -> [usize; 2] {
 }
 
 /// The number that kernels know a vector's format by.
-fn vector_format(format: Format) -> KernelArgument<'static> {
-    KernelArgument::U32(match format {
+fn vector_format(format: Format) -> u32 {
+    match format {
         Format::F32 => 0,
         Format::F16 => 1,
         Format::Bf16 => 2,
         _ => panic!("vectors are dense"),
-    })
+    }
 }
 
 fn address(span: GpuSpan) -> KernelArgument<'static> {

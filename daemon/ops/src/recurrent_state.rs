@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use sluice_cuda::{GpuSpan, StateRun as GpuRun};
 use sluice_machine::MemoryKind;
 use sluice_weights::{LayerKind, RWKV7_HEAD_DIM, Shape};
 
@@ -85,6 +86,12 @@ impl StateMemory {
     fn part_mut(&mut self, layer: usize, part: StatePart) -> &mut [f32] {
         &mut self.memory.host_mut()[self.shape.place(layer, part)]
     }
+
+    fn part_span(&self, layer: usize, part: StatePart) -> GpuSpan {
+        let place = self.shape.place(layer, part);
+        let bytes = size_of::<f32>();
+        (self.memory.span()).part(place.start * bytes, place.len() * bytes)
+    }
 }
 
 /// The state of a sequence. A pass reads it and writes the next one beside it, so that a pass that failed can be
@@ -122,13 +129,15 @@ impl RecurrentState {
         self.now.memory.bytes() + next
     }
 
-    /// Makes the state that a pass has written the present one, with `rows` tokens more.
+    /// Makes the state that a pass has written the present one, with `rows` tokens more. With none it was not written.
     ///
     /// # Panics
     /// When it is only kept.
     pub fn advance(&mut self, rows: usize) {
-        self.swap();
-        self.len += rows;
+        if rows > 0 {
+            self.swap();
+            self.len += rows;
+        }
     }
 
     /// Undoes [`RecurrentState::advance`], once: the state before is still there.
@@ -136,8 +145,10 @@ impl RecurrentState {
     /// # Panics
     /// When it is only kept.
     pub fn take_back(&mut self, rows: usize) {
-        self.swap();
-        self.len -= rows;
+        if rows > 0 {
+            self.swap();
+            self.len -= rows;
+        }
     }
 
     fn swap(&mut self) {
@@ -173,7 +184,7 @@ pub struct PassStates<'a> {
 }
 
 impl<'a> PassStates<'a> {
-    /// Adds a sequence of these rows. With a fork, the state after so many of its rows is written there, too.
+    /// Adds a sequence of these rows, unless there are none. With a fork, the state after so many of its rows is written there, too.
     ///
     /// # Panics
     /// When the fork is not within the rows, or the state is only kept.
@@ -185,6 +196,9 @@ impl<'a> PassStates<'a> {
     ) {
         let RecurrentState { now, next, .. } = state;
         let next = next.as_mut().expect("passes write beside it");
+        if rows.is_empty() {
+            return;
+        }
         let Some((count, fork)) = fork else {
             self.runs.push(StateRun {
                 rows,
@@ -224,6 +238,36 @@ impl<'a> PassStates<'a> {
     /// What a run writes of a part.
     pub(super) fn after_mut(&mut self, run: usize, layer: usize, part: StatePart) -> &mut [f32] {
         self.memories[run].1.part_mut(layer, part)
+    }
+
+    /// The runs on a GPU, with what they read and write of an input. Those that follow another have it in the pass.
+    pub(super) fn inputs_on_gpu(&self, layer: usize, part: StatePart) -> Vec<GpuRun> {
+        let runs = self.runs.iter().zip(&self.memories);
+        let on_gpu = runs.map(|(run, (before, after))| GpuRun {
+            rows: run.rows.clone(),
+            before: match run.follows {
+                Some(_) => None,
+                None => Some(before.part_span(layer, part)),
+            },
+            after: after.part_span(layer, part),
+        });
+        on_gpu.collect()
+    }
+
+    /// The runs on a GPU that follow another, or those that don't, with the heads that they read and write.
+    pub(super) fn heads_on_gpu(&self, layer: usize, follows: bool) -> Vec<GpuRun> {
+        let heads = |memory: &StateMemory| memory.part_span(layer, StatePart::Heads);
+        let runs = (self.runs.iter().zip(&self.memories))
+            .filter(|(run, _)| run.follows.is_some() == follows);
+        let on_gpu = runs.map(|(run, (before, after))| GpuRun {
+            rows: run.rows.clone(),
+            before: Some(match run.follows {
+                Some(other) => heads(self.memories[other].1),
+                None => heads(before),
+            }),
+            after: heads(after),
+        });
+        on_gpu.collect()
     }
 
     /// Copies the heads of a layer to where the runs write them, and calls `work` with the runs and their heads: first
@@ -361,5 +405,49 @@ impl Ops {
         }
         state.len = len;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sluice_formats::DType;
+
+    use super::*;
+    use crate::{device::Device, ledger::Ledger};
+
+    #[test]
+    fn a_pass_without_rows_of_a_sequence_leaves_its_state() {
+        let ops = Ops::new(Device::cpu(1).unwrap(), Ledger::default()).unwrap();
+        let shape = StateShape {
+            layers: 1,
+            hidden_size: RWKV7_HEAD_DIM,
+        };
+        let values: Vec<f32> = (0..shape.elements()).map(|i| i as f32).collect();
+        let mut states = [(); 2].map(|()| ops.recurrent_state(shape).unwrap());
+        for state in &mut states {
+            ops.write_state(state, &values, 3).unwrap();
+        }
+        let [idle, other] = &mut states;
+        let mut pass = PassStates::default();
+        pass.add(0..0, idle, None);
+        pass.add(0..2, other, None);
+        assert_eq!(pass.runs().count(), 1);
+        let rows = ops
+            .matrix(2, RWKV7_HEAD_DIM, &[7.0; 2 * RWKV7_HEAD_DIM], DType::F32)
+            .unwrap();
+        let place = (0, StatePart::TimeMixInput);
+        ops.keep_inputs(&rows, &mut pass, place).unwrap();
+        drop(pass);
+        idle.advance(0);
+        other.advance(2);
+        assert_eq!((idle.len(), other.len()), (3, 5));
+        assert_eq!(ops.read_state(idle).unwrap(), values);
+        assert_eq!(ops.read_state(other).unwrap()[0], 7.0);
+        idle.take_back(0);
+        other.take_back(2);
+        for state in &states {
+            assert_eq!(state.len(), 3);
+            assert_eq!(ops.read_state(state).unwrap(), values);
+        }
     }
 }

@@ -67,10 +67,6 @@ pub struct TimeMixInputs<'a> {
     pub epsilon: f32,
 }
 
-fn not_on_gpu() -> ! {
-    unreachable!("such a model is refused on a GPU when it is loaded")
-}
-
 impl Ops {
     /// Norm of the given rows to mean 0 and variance 1, times the weight, plus the bias; both are rows of
     /// [`Ops::vectors`].
@@ -92,7 +88,9 @@ impl Ops {
                 let scales = [vectors.row(weight), vectors.row(bias)];
                 cpu.layer_norm(&mut out, x, rows.start, scales, epsilon);
             }
-            Backend::Gpu(_) => not_on_gpu(),
+            Backend::Gpu(gpu) => {
+                gpu.layer_norm(&out, x, rows.start, (vectors, [weight, bias]), epsilon)?;
+            }
             Backend::DryRun => {}
         }
         Ok(out)
@@ -120,7 +118,7 @@ impl Ops {
                     vector.dequantize(row);
                 }
             }
-            Backend::Gpu(_) => not_on_gpu(),
+            Backend::Gpu(gpu) => gpu.vectors(&out, vectors)?,
             Backend::DryRun => {}
         }
         Ok(out)
@@ -145,7 +143,9 @@ impl Ops {
             Backend::Cpu(cpu) => {
                 cpu.shift_mix(&mut out, x, rows.start, states, place, vectors.row(share));
             }
-            Backend::Gpu(_) => not_on_gpu(),
+            Backend::Gpu(gpu) => {
+                gpu.shift_mix(&out, x, rows, states, place, (vectors, share))?;
+            }
             Backend::DryRun => {}
         }
         Ok(out)
@@ -162,15 +162,15 @@ impl Ops {
         (layer, part): (usize, StatePart),
     ) -> Result<(), OpsError> {
         let _timed = self.timed(Phase::Other);
-        let runs: Vec<_> = states.runs().collect();
-        for (run, rows) in runs.into_iter().enumerate() {
-            match &self.backend {
-                Backend::Cpu(_) => {
+        match &self.backend {
+            Backend::Cpu(_) => {
+                let runs: Vec<_> = states.runs().collect();
+                for (run, rows) in runs.into_iter().enumerate() {
                     (states.after_mut(run, layer, part)).copy_from_slice(x.row(rows.end - 1));
                 }
-                Backend::Gpu(_) => not_on_gpu(),
-                Backend::DryRun => {}
             }
+            Backend::Gpu(gpu) => gpu.keep_inputs(x, states, (layer, part))?,
+            Backend::DryRun => {}
         }
         Ok(())
     }
@@ -187,7 +187,7 @@ impl Ops {
         let _timed = self.timed(Phase::Other);
         match &self.backend {
             Backend::Cpu(cpu) => cpu.channel_function(x, function),
-            Backend::Gpu(_) => not_on_gpu(),
+            Backend::Gpu(gpu) => gpu.channel_function(x, function)?,
             Backend::DryRun => {}
         }
         Ok(())
@@ -224,7 +224,7 @@ impl Ops {
         let mut out = self.pool.take(rows, width, self.device.dtype())?;
         match &self.backend {
             Backend::Cpu(cpu) => cpu.time_mix(&mut out, inputs, states, layer),
-            Backend::Gpu(_) => not_on_gpu(),
+            Backend::Gpu(gpu) => gpu.time_mix(&out, inputs, states, layer)?,
             Backend::DryRun => {}
         }
         Ok(out)

@@ -18,8 +18,14 @@ use sluice_weights::{Shape, SourceTensor};
 use super::{Deadline, Found, Limit, Report, about, open, operations, requests::Requests};
 
 /// The fixtures that every device is checked with: models with many heads, with grouped heads in bf16 and two files,
-/// with an autoregressive mask, and with biases and shifted logits.
-const FIXTURES: [&str; 4] = ["llada-tiny", "llada-tiny-bf16", "llama-tiny", "dream-tiny"];
+/// with an autoregressive mask, with biases and shifted logits, and with states.
+const FIXTURES: [&str; 5] = [
+    "llada-tiny",
+    "llada-tiny-bf16",
+    "llama-tiny",
+    "dream-tiny",
+    "rwkv7-tiny",
+];
 
 /// What is checked.
 #[derive(Debug, Args)]

@@ -4,6 +4,7 @@
 mod attention;
 mod compressed;
 mod lm_heads;
+mod rwkv7;
 
 use half::{bf16, f16};
 use sluice_cuda::{self as cuda, GpuSpan};
@@ -56,7 +57,7 @@ pub fn operations(
         report,
     };
     type Group<'a> = fn(&mut DevicePair<'a>) -> Result<(), EngineError>;
-    let groups: [(&str, Group<'_>); 12] = [
+    let groups: [(&str, Group<'_>); 14] = [
         ("embeddings", DevicePair::embeddings),
         ("norms", DevicePair::norms),
         ("rotations", DevicePair::rope),
@@ -66,6 +67,8 @@ pub fn operations(
         ("attention", DevicePair::attention),
         ("sequences", DevicePair::sequences),
         ("chosen keys", DevicePair::chosen_keys),
+        ("channels", DevicePair::channels),
+        ("states", DevicePair::states),
         ("heads", DevicePair::lm_heads),
         ("logits", DevicePair::logits),
         ("comparisons", DevicePair::comparisons),

@@ -1,6 +1,10 @@
 //! Operations on rows of queries, keys and values between the matmuls.
 
-use super::{ELEMENT_THREADS, address, holds, holds_weights, size, threads, vector_format};
+use bytemuck::{Pod, Zeroable};
+
+use super::{
+    ELEMENT_THREADS, REDUCE_THREADS, address, holds, holds_weights, size, threads, vector_format,
+};
 use sluice_formats::{DType, Format};
 
 use crate::{error::CudaError, gpu::Gpu, launch::KernelArgument, span::GpuSpan};
@@ -16,6 +20,28 @@ pub struct RopeRows {
     pub rows: usize,
     /// Heads of a row.
     pub heads: usize,
+}
+
+/// Most vectors of [`Gpu::stack_vectors`].
+pub const STACKED_VECTORS: usize = 8;
+
+/// Where vectors lie, as the kernel reads it, by value.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct StoredVectors {
+    addresses: [u64; STACKED_VECTORS],
+    formats: [u32; STACKED_VECTORS],
+}
+
+/// A function of single elements, by the number that kernels know it by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ElementFunction {
+    /// The hyperbolic tangent.
+    Tanh = 0,
+    /// `1 / (1 + e^-x)`.
+    Sigmoid = 1,
+    /// `max(x, 0)²`.
+    SquaredRelu = 2,
 }
 
 impl Gpu {
@@ -103,7 +129,7 @@ impl Gpu {
                 address(out),
                 address(x),
                 address(bias),
-                bias_format,
+                KernelArgument::U32(bias_format),
                 size(width),
                 KernelArgument::U64(count as u64),
             ],
@@ -140,6 +166,113 @@ impl Gpu {
                 address(rows[0]),
                 address(rows[1]),
                 KernelArgument::U64((bytes / 4) as u64),
+            ],
+        )
+    }
+
+    /// Norm of each row of `x` (`f32`) to mean 0 and variance 1, times `weight`, plus `bias`, both `f32`.
+    ///
+    /// # Errors
+    /// When the launch fails, or work that was sent before has failed.
+    ///
+    /// # Panics
+    /// When a span is too short.
+    #[expect(clippy::too_many_arguments, reason = "the operation has as many")]
+    pub fn layer_norm(
+        &self,
+        dtype: DType,
+        out: GpuSpan,
+        x: GpuSpan,
+        [weight, bias]: [GpuSpan; 2],
+        rows: usize,
+        width: usize,
+        epsilon: f32,
+    ) -> Result<(), CudaError> {
+        holds("out", out, rows * width, dtype.bytes());
+        holds("x", x, rows * width, 4);
+        holds("weight", weight, width, 4);
+        holds("bias", bias, width, 4);
+        if rows == 0 || width == 0 {
+            return Ok(());
+        }
+        self.send(
+            &format!("layer_norm_{}", dtype.name()),
+            [rows, 1],
+            REDUCE_THREADS,
+            &[
+                address(out),
+                address(x),
+                address(weight),
+                address(bias),
+                size(rows),
+                size(width),
+                KernelArgument::F32(epsilon),
+            ],
+        )
+    }
+
+    /// Applies a function to each element of `x`.
+    ///
+    /// # Errors
+    /// When the launch fails, or work that was sent before has failed.
+    ///
+    /// # Panics
+    /// When the span is too short.
+    pub fn element_function(
+        &self,
+        dtype: DType,
+        x: GpuSpan,
+        function: ElementFunction,
+        count: usize,
+    ) -> Result<(), CudaError> {
+        holds("x", x, count, dtype.bytes());
+        if count == 0 {
+            return Ok(());
+        }
+        self.send(
+            &format!("element_function_{}", dtype.name()),
+            threads(count),
+            ELEMENT_THREADS,
+            &[
+                address(x),
+                KernelArgument::U32(function as u32),
+                KernelArgument::U64(count as u64),
+            ],
+        )
+    }
+
+    /// Vectors of `width` elements, each in a plain format, as rows of `f32`, in one launch.
+    ///
+    /// # Errors
+    /// When the launch fails, or work that was sent before has failed.
+    ///
+    /// # Panics
+    /// When there are more than [`STACKED_VECTORS`], a span is too short, or a format has blocks.
+    pub fn stack_vectors(
+        &self,
+        out: GpuSpan,
+        vectors: &[(GpuSpan, Format)],
+        width: usize,
+    ) -> Result<(), CudaError> {
+        holds("out", out, vectors.len() * width, 4);
+        assert!(vectors.len() <= STACKED_VECTORS, "too many vectors");
+        let mut stored = StoredVectors::zeroed();
+        for (place, &(vector, format)) in vectors.iter().enumerate() {
+            holds_weights(vector, format, width);
+            stored.addresses[place] = vector.address();
+            stored.formats[place] = vector_format(format);
+        }
+        if vectors.is_empty() || width == 0 {
+            return Ok(());
+        }
+        self.send(
+            "stack_vectors_f32",
+            [threads(width)[0], vectors.len()],
+            ELEMENT_THREADS,
+            &[
+                address(out),
+                KernelArgument::Bytes(bytemuck::bytes_of(&stored)),
+                size(width),
             ],
         )
     }

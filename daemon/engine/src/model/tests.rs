@@ -12,7 +12,7 @@ use sluice_checkpoint::{Checkpoint, Source, family::ModelConfig};
 use sluice_formats::{DType, Format, noise::Noise};
 use sluice_machine::{GpuProfile, MemoryKind, Profile};
 use sluice_ops::{
-    Activation, KvCache, KvCacheShape, LmHeadGroup, LmHeadRow, Ops, RankingScore, SamplingParams,
+    Activation, KvCacheShape, LmHeadGroup, LmHeadRow, Ops, RankingScore, SamplingParams,
     device::Device, ledger::Ledger,
 };
 use sluice_plan::{Machine, Plan, PlanInput, WorkingMemory, Workload, resolve_kv_cache_format};
@@ -25,6 +25,7 @@ use sluice_weights::{SourceTensor, TensorPart, TensorSpec, weight_groups};
 use super::{
     dry_run::DryRun,
     network::{Interrupt, Network, Sequence, VisibleKeys},
+    sequence_memory::{SequenceMemory, SequenceShape},
 };
 use crate::residency::{LoadOutcome, Residency, WeightReader};
 
@@ -82,10 +83,10 @@ impl World {
         }
     }
 
-    fn kv_cache(&self, capacity: usize) -> KvCache {
+    fn memory(&self, capacity: usize) -> SequenceMemory {
         let format = resolve_kv_cache_format(KvCacheFormat::Auto, &self.profile).unwrap();
-        let shape = KvCacheShape::of(&self.config.shape, format);
-        self.ops.kv_cache(shape, capacity).unwrap()
+        let shape = SequenceShape::of(&self.config.shape, format);
+        SequenceMemory::new(&self.ops, shape, capacity).unwrap()
     }
 
     fn forward(&self, sequences: &mut [Sequence<'_>]) -> Activation {
@@ -102,14 +103,14 @@ impl World {
             .unwrap()
     }
 
-    /// What was taken so far of activations, of which so much was reserved, of KV caches, and for the LM head.
+    /// What was taken so far of activations, of which so much was reserved, of KV caches or states, and for the LM head.
     fn taken(&self, reserved: u64) -> [u64; 3] {
         let peak = |kind: MemoryKind| self.ops.ledger().report().kinds[kind as usize].peak_bytes;
         let beside = peak(MemoryKind::Activations) - reserved;
         let activations = self.ops.activation_bytes() + beside;
         [
             activations,
-            peak(MemoryKind::KvCache),
+            peak(MemoryKind::KvCache) + peak(MemoryKind::State),
             peak(MemoryKind::Logits),
         ]
     }
@@ -168,10 +169,10 @@ impl World {
         }
     }
 
-    /// Passes over prompts of these lengths, in caches with room for one more, and then one for a token of each.
+    /// Passes over prompts of these lengths, in memories with room for one more, and then one for a token of each.
     fn continue_prompts(&self, prompts: &[usize]) {
         let (ops, weights) = (&self.ops, &self.weights);
-        let mut caches: Vec<_> = prompts.iter().map(|len| self.kv_cache(len + 1)).collect();
+        let mut memories: Vec<_> = prompts.iter().map(|len| self.memory(len + 1)).collect();
         let rows = self.config.shape.padded_vocab_size;
         let mut logits = ops.logits_rows(prompts.len(), rows).unwrap();
         let tokens = [1; MLP_ROWS];
@@ -191,12 +192,12 @@ impl World {
             if ends {
                 shares.fill(1);
             }
-            let mut next: Vec<_> = (caches.iter_mut().zip(&shares))
-                .map(|(cache, &share)| Sequence {
+            let mut next: Vec<_> = (memories.iter_mut().zip(&shares))
+                .map(|(memory, &share)| Sequence {
                     tokens: &tokens[..share],
-                    positions: &places[cache.len()..][..share],
+                    positions: &places[memory.len()..][..share],
                     wanted: if share > 0 { &[0] } else { &[] },
-                    sees: VisibleKeys::Before { cache },
+                    sees: memory.sees(),
                 })
                 .collect();
             let hidden = self.forward(&mut next);
@@ -404,6 +405,15 @@ fn canvases_of_several_lengths_take_no_more_than_was_rehearsed() {
 
 #[test]
 fn prompts_take_no_more_than_was_rehearsed() {
+    check_prompts("llama-tiny");
+}
+
+#[test]
+fn prompts_of_a_model_with_states_take_no_more_than_was_rehearsed() {
+    check_prompts("rwkv7-tiny");
+}
+
+fn check_prompts(name: &str) {
     for prompts in [
         &[30][..],
         &[19, 19, 19],
@@ -413,27 +423,28 @@ fn prompts_take_no_more_than_was_rehearsed() {
     ] {
         let requests = prompts.iter();
         let workload = together(requests.map(|len| Workload::new(len + 1, 32, 1)));
-        let world = World::new("llama-tiny");
+        let world = World::new(name);
         let working = world.dry_run(&workload);
         world.ops.reserve(working.activation_bytes).unwrap();
         world.continue_prompts(prompts);
-        let [activations, cache, head] = world.taken(working.activation_bytes);
-        assert!(activations <= working.activation_bytes && cache <= working.kv_cache_bytes);
+        let kept_bytes = |working: &WorkingMemory| working.kv_cache_bytes + working.state_bytes;
+        let [activations, kept, head] = world.taken(working.activation_bytes);
+        assert!(activations <= working.activation_bytes && kept <= kept_bytes(&working));
         assert_eq!(head, working.logits_bytes);
         if workload.is_uniform() && workload.rows() > MLP_ROWS {
             assert_eq!(
-                (activations, cache),
-                (working.activation_bytes, working.kv_cache_bytes)
+                (activations, kept),
+                (working.activation_bytes, kept_bytes(&working))
             );
         }
         for profile in profiles() {
-            let world = World::on("llama-tiny", profile, true);
+            let world = World::on(name, profile, true);
             world.ops.reserve(0).unwrap();
             let working = world.dry_run(&workload);
             world.continue_prompts(prompts);
             let said = [
                 working.activation_bytes,
-                working.kv_cache_bytes,
+                kept_bytes(&working),
                 working.logits_bytes,
             ];
             for (taken, said) in world.taken(0).into_iter().zip(said) {

@@ -69,7 +69,7 @@ fn check_fixture(name: &str, cases: usize) {
 /// What the references computed in is `f32`; in shorter dtypes logits are near.
 fn check_logits(number: DType) {
     here::open_stand_in();
-    for name in ["llada-tiny", "llada-tiny-bf16"] {
+    for name in ["llada-tiny", "llada-tiny-bf16", "rwkv7-tiny"] {
         let ops = Ops::new(gpu(number), Ledger::default()).unwrap();
         let profile = ops.device().profile();
         let plan =
@@ -108,6 +108,12 @@ fn a_model_with_grouped_heads_in_bf16_shards() {
 #[ignore = "on the stand-in: cargo ci"]
 fn a_causal_model_with_kept_keys_and_values() {
     check_fixture("llama-tiny", 3);
+}
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn a_model_with_states() {
+    check_fixture("rwkv7-tiny", 3);
 }
 
 #[test]
@@ -162,6 +168,45 @@ fn keys_are_chosen_as_on_the_cpu() {
     assert_ne!(on_gpu[0], on_gpu[1]);
 }
 
+/// Two answers to a prompt, the second from the state that was kept before its last token, and one to a prompt that
+/// begins with the first answer.
+fn answers_from_states(device: DeviceChoice) -> Vec<Vec<u32>> {
+    let engine = Engine::start(EngineOptions {
+        device,
+        compute_dtype: Some(DType::F32),
+        threads: 2,
+        ..EngineOptions::default()
+    })
+    .unwrap();
+    let source = Source::Folder(fixture("rwkv7-tiny"));
+    let model = engine.load_now(source, PlanSettings::default()).unwrap().id;
+    let answer = |prompt: &[u32]| {
+        let request = Generate {
+            eos: EosPolicy::Suppress,
+            ..Generate::greedy(model, prompt.to_vec(), 6)
+        };
+        match engine.run(Work::Generate(request)).unwrap() {
+            Outcome::Generated(generated) => generated.tokens,
+            other => panic!("asked to generate: {other:?}"),
+        }
+    };
+    let prompt: Vec<u32> = (3..40).collect();
+    let first = answer(&prompt);
+    let second = answer(&prompt);
+    let third = answer(&[&prompt[..], &first, &[9, 8, 7]].concat());
+    vec![first, second, third]
+}
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn answers_go_on_from_states_as_on_the_cpu() {
+    here::open_stand_in();
+    let on_gpu = answers_from_states(DeviceChoice::Cuda(0));
+    assert_eq!(on_gpu, answers_from_states(DeviceChoice::Cpu));
+    assert_eq!(on_gpu[0], on_gpu[1]);
+    assert_ne!(on_gpu[0], on_gpu[2]);
+}
+
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
 fn the_parts_of_a_pass_on_a_gpu_come_to_its_time() {
@@ -173,7 +218,7 @@ fn the_parts_of_a_pass_on_a_gpu_come_to_its_time() {
         ..EngineOptions::default()
     })
     .unwrap();
-    for name in ["llada-tiny", "llama-tiny"] {
+    for name in ["llada-tiny", "llama-tiny", "rwkv7-tiny"] {
         let source = Source::Folder(fixture(name));
         let model = engine.load_now(source, PlanSettings::default()).unwrap().id;
         let request = Generate::greedy(model, vec![1, 2, 3], 4);

@@ -44,7 +44,11 @@ fn options() -> EngineOptions {
 }
 
 fn load(engine: &Engine) -> ModelId {
-    let source = Source::Folder(fixture("llada-tiny"));
+    load_fixture(engine, "llada-tiny")
+}
+
+fn load_fixture(engine: &Engine, name: &str) -> ModelId {
+    let source = Source::Folder(fixture(name));
     let loaded = engine.load_now(source, PlanSettings::default());
     loaded.unwrap().id
 }
@@ -118,6 +122,38 @@ fn a_pass_asks_for_no_memory() {
             allocations() - before
         };
         assert_eq!(asked_by(2), asked_by(8));
+    });
+}
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn states_take_what_was_planned_and_passes_ask_for_no_memory() {
+    const NAME: &str = "states_take_what_was_planned_and_passes_ask_for_no_memory";
+    apart::run(NAME, &[], || {
+        let engine = Engine::start(options()).unwrap();
+        let model = load_fixture(&engine, "rwkv7-tiny");
+        let run = |prompt: u32, length| {
+            let request = Generate {
+                eos: EosPolicy::Suppress,
+                ..Generate::greedy(model, (prompt..prompt + 30).collect(), length)
+            };
+            let work = Work::Generate(request);
+            let workload = work.workload();
+            let before = allocations();
+            let outcome = engine.run(work).unwrap();
+            assert!(matches!(outcome, Outcome::Generated(done) if done.passes == length));
+            (workload, allocations() - before)
+        };
+        let (workload, asked) = run(1, 2);
+        let plan = engine.plan(&PlanOptions::default(), workload).unwrap();
+        // To the byte, but for a second state that is kept for the next answer to this prompt, if the budget has room.
+        let kept_bytes = plan.working.state_bytes / 2;
+        let planned = plan.weight_bytes() + plan.working.total_bytes() + kept_bytes;
+        let in_force = engine.in_force().unwrap();
+        assert_eq!(in_force.passes.peak_bytes, planned);
+        // Other prompts, so that each begins with an empty state.
+        assert_eq!(run(50, 8).1, asked);
+        assert_eq!(run(100, 8).1, asked);
     });
 }
 

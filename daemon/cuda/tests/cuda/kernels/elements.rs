@@ -1,6 +1,6 @@
 //! Kernels that process rows or elements one by one.
 
-use sluice_cuda::{Matmul, RopeRows};
+use sluice_cuda::{ElementFunction, Matmul, RopeRows};
 use sluice_formats::{DType, Format};
 
 use super::{
@@ -185,6 +185,115 @@ fn norm() {
 
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
+fn norm_to_mean_and_variance() {
+    on_gpu(|gpu| {
+        let mut random = Random::new(41);
+        for number in DType::ALL {
+            for (rows, width) in [(1, 1), (3, 255), (2, 1031)] {
+                // A mean that is large beside the spread.
+                let x = elements(&mut random, DType::F32, rows * width);
+                let x: Vec<f32> = x.iter().map(|x| 20.0 + x).collect();
+                let scales = [(); 2].map(|()| elements(&mut random, DType::F32, width));
+                let out = Buffer::new(gpu, x.len() * number.bytes());
+                let x_there = Buffer::of(gpu, &x);
+                let scales_there = scales.each_ref().map(|scale| Buffer::of(gpu, scale));
+                gpu.layer_norm(
+                    number,
+                    out.span(),
+                    x_there.span(),
+                    scales_there.each_ref().map(Buffer::span),
+                    rows,
+                    width,
+                    1e-5,
+                )
+                .unwrap();
+                for (i, found) in out.read_elements(gpu, number).into_iter().enumerate() {
+                    let row = &x[i / width * width..][..width];
+                    let mean = row.iter().map(|&x| f64::from(x)).sum::<f64>() / width as f64;
+                    let squares = row.iter().map(|&x| (f64::from(x) - mean).powi(2));
+                    let inverse = (squares.sum::<f64>() / width as f64 + 1e-5).sqrt().recip();
+                    let [scale, bias] = scales.each_ref().map(|s| f64::from(s[i % width]));
+                    let expected = (f64::from(x[i]) - mean) * inverse * scale + bias;
+                    let tolerance = expected.abs() * rounding(number) + 1e-5;
+                    assert_close(found, expected, tolerance, || {
+                        format!("{} {width}", number.name())
+                    });
+                }
+            }
+        }
+    });
+}
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn functions_of_elements() {
+    on_gpu(|gpu| {
+        let mut random = Random::new(42);
+        for number in DType::ALL {
+            for (function, exact) in [
+                (ElementFunction::Tanh, f64::tanh as fn(f64) -> f64),
+                (ElementFunction::Sigmoid, |x| 1.0 / (1.0 + (-x).exp())),
+                (ElementFunction::SquaredRelu, |x| x.max(0.0).powi(2)),
+            ] {
+                for count in [1, 255, 1000] {
+                    let x = elements(&mut random, number, count);
+                    // From nearly linear to the ends; the square of the largest is out of half precision's range.
+                    let size = |i: usize| [0.01, 1.0, 8.0, 300.0][i % 4];
+                    let x: Vec<f32> = (x.iter().enumerate())
+                        .map(|(i, x)| narrow(number, x * size(i)))
+                        .collect();
+                    let there = Buffer::of_elements(gpu, number, &x);
+                    gpu.element_function(number, there.span(), function, count)
+                        .unwrap();
+                    for (i, found) in there.read_elements(gpu, number).into_iter().enumerate() {
+                        let expected = exact(f64::from(x[i]));
+                        let expected = match number {
+                            DType::F16 => expected.min(65504.0),
+                            _ => expected,
+                        };
+                        let tolerance = expected.abs() * (rounding(number) + 1e-6) + 1e-7;
+                        assert_close(found, expected, tolerance, || {
+                            format!("{} {function:?} of {}", number.name(), x[i])
+                        });
+                    }
+                }
+            }
+        }
+    });
+}
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn vectors_of_any_plain_format_become_rows() {
+    on_gpu(|gpu| {
+        let mut random = Random::new(43);
+        let formats = [Format::F32, Format::F16, Format::Bf16];
+        for (count, width) in [(1, 1), (3, 257), (8, 64)] {
+            let vectors: Vec<_> = (0..count)
+                .map(|index| {
+                    let format = formats[index % 3];
+                    (format, stored(&mut random, format, width))
+                })
+                .collect();
+            let there: Vec<_> = (vectors.iter())
+                .map(|(format, bytes)| (Buffer::of(gpu, bytes), *format))
+                .collect();
+            let spans: Vec<_> = (there.iter())
+                .map(|(buffer, format)| (buffer.span(), *format))
+                .collect();
+            let out = Buffer::new(gpu, count * width * 4);
+            gpu.stack_vectors(out.span(), &spans, width).unwrap();
+            let expected: Vec<f32> = (vectors.iter())
+                .flat_map(|(format, bytes)| dequantize(*format, bytes))
+                .collect();
+            let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            assert_eq!(bits(&out.read::<f32>(gpu)), bits(&expected));
+        }
+    });
+}
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn rotary_embedding() {
     on_gpu(|gpu| {
         let mut random = Random::new(5);
@@ -308,6 +417,9 @@ fn nothing_is_sent_for_nothing() {
         gpu.embed(span, span, span, Format::F32, 4, 0).unwrap();
         gpu.add(DType::F16, span, span, 0).unwrap();
         gpu.take_rows(2, span, span, span, 0, 9).unwrap();
+        gpu.stack_vectors(span, &[], 9).unwrap();
+        gpu.element_function(DType::Bf16, span, ElementFunction::Tanh, 0)
+            .unwrap();
         let product = Matmul {
             out: span,
             out_is_f32: true,

@@ -12,4 +12,5 @@ mod dictionary;
 mod elements;
 mod lm_head;
 mod matmul;
+mod rwkv7;
 mod salience;

@@ -6,7 +6,7 @@
 
 use sluice_formats::DType;
 use sluice_ops::{
-    Activation, ChannelFunction, Ops, OpsError, PassStates, StatePart, TimeMixInputs, TimeMixVector,
+    Activation, ChannelFunction, Ops, PassStates, StatePart, TimeMixInputs, TimeMixVector,
 };
 use sluice_weights::{RWKV7_HEAD_DIM, Rwkv7Part, TensorPart, Weight, WeightGroup};
 
@@ -64,7 +64,7 @@ impl Network {
             if let Some(function) = function {
                 ops.channel_function(&mut inner, function)?;
             }
-            Ok::<_, OpsError>(ops.linear(&inner, &own(up))?)
+            ops.linear(&inner, &own(up))
         };
         let receptance = ops.linear(&mixed(0)?, &group.weight(TensorPart::Query))?;
         let decay = low_rank(

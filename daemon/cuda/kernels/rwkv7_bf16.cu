@@ -1,0 +1,3 @@
+#include "rwkv7.cuh"
+
+RWKV7_KERNELS(bf16)
