@@ -11,7 +11,6 @@
 mod config;
 mod cursor;
 mod dialect;
-mod interleaved;
 mod metadata;
 mod model;
 mod tensor;
@@ -20,14 +19,17 @@ mod value;
 
 use sluice_weights::HEAD_DIM_MAX;
 
-pub(super) use self::interleaved::Interleaved;
 use self::{
     cursor::{Cursor, Source},
     dialect::Dialect,
     metadata::Metadata,
     tensor::Tensor,
 };
-use super::{CheckpointError, TensorEntry, file::CheckpointFile};
+use super::{
+    CheckpointError, TensorEntry,
+    file::CheckpointFile,
+    stored_order::{Interleaved, StoredOrder},
+};
 
 /// The first bytes of a GGUF file.
 const MAGIC: [u8; 4] = *b"GGUF";
@@ -200,12 +202,12 @@ impl Gguf {
             file,
             offset: self.data_start + tensor.offset,
             bytes: tensor.bytes,
-            interleaved: self.interleaved(tensor)?,
+            order: self.order(tensor)?,
             compressed: None,
         })
     }
 
-    fn interleaved(&self, tensor: &Tensor) -> Result<Option<Interleaved>, CheckpointError> {
+    fn order(&self, tensor: &Tensor) -> Result<StoredOrder, CheckpointError> {
         // Values aren't rotated, so their rows are never interleaved. Biases of queries and keys are rows of one
         // element.
         let is_rotated = [".attn_q.", ".attn_k."]
@@ -213,7 +215,7 @@ impl Gguf {
             .any(|part| tensor.name.contains(part));
         // Unsupported types have no known size; they are refused by name later.
         if !self.dialect.is_interleaved || !is_rotated || tensor.bytes == 0 {
-            return Ok(None);
+            return Ok(StoredOrder::Rows);
         }
         let rows = tensor.shape[0] as u64;
         // Files omit the head dimension where it follows from the hidden size.
@@ -238,7 +240,7 @@ impl Gguf {
                 tensor.name
             ));
         }
-        Ok(Some(Interleaved {
+        Ok(StoredOrder::Interleaved(Interleaved {
             head_rows,
             row_bytes: tensor.bytes / rows,
         }))
