@@ -1,5 +1,5 @@
-//! Reads checkpoints as people have them: Hugging Face folders with safetensors, sharded or not, GGUF files, and
-//! Sluice's containers. Headers are checked first; then each tensor is read straight to where it will live. Files are
+//! Reads checkpoints as people have them: Hugging Face folders with safetensors, sharded or not, GGUF files, RWKV's
+//! `.pth` files, and Sluice's containers. Headers are checked first; then each tensor is read straight to where it will live. Files are
 //! not mapped: one that is truncated under a mapping would kill the process.
 
 mod bandwidth;
@@ -15,6 +15,7 @@ mod find;
 mod folder;
 pub mod gguf;
 pub mod pruning;
+mod pth;
 pub mod quantize;
 mod recommended;
 mod rwkv_names;
@@ -48,7 +49,7 @@ pub use self::{
 use self::{
     container::ContainerFiles,
     file::CheckpointFile,
-    find::{is_container, is_gguf, weight_files},
+    find::{is_container, is_gguf, is_pth, weight_files},
     gguf::Gguf,
     rwkv_names::RwkvCheckpoint,
     safetensors::HeaderAllowance,
@@ -59,7 +60,7 @@ use self::{
 /// The place of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
-    /// A Hugging Face folder, a `.safetensors` file in one, a `.gguf` or `.sluice` file, or a folder with one.
+    /// A Hugging Face folder, a `.safetensors` file in one, a `.gguf`, `.pth` or `.sluice` file, or a folder with one.
     Folder(PathBuf),
     /// Files embedded in the program: name and bytes.
     Embedded(&'static [(&'static str, &'static [u8])]),
@@ -151,6 +152,7 @@ impl Checkpoint {
             });
         }
         let mut allowance = HeaderAllowance::default();
+        let mut has_pth = false;
         for name in names {
             let stamp = FileStamp::of(&checkpoint.source, &name);
             let file = CheckpointFile::open(&checkpoint.source, &name)?;
@@ -169,6 +171,10 @@ impl Checkpoint {
                     checkpoint.container_files = Some(inside);
                     entries
                 }
+                false if is_pth(&name) => {
+                    has_pth = true;
+                    pth::read_header(&file, index)?
+                }
                 false => safetensors::read_header(&file, index, &mut allowance)?,
             };
             for (tensor, entry) in entries {
@@ -180,7 +186,8 @@ impl Checkpoint {
             checkpoint.files.push(file);
             checkpoint.stamps.push(stamp);
         }
-        if rwkv_names::are_official(&checkpoint.tensors) {
+        // Other models in such files are refused there.
+        if has_pth || rwkv_names::are_official(&checkpoint.tensors) {
             let tensors = std::mem::take(&mut checkpoint.tensors);
             let (tensors, rwkv) = rwkv_names::present(tensors, &checkpoint.files[0].path)?;
             checkpoint.tensors = tensors;

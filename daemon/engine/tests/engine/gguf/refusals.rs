@@ -177,7 +177,7 @@ fn version_2_is_read_and_a_folder_with_one_file_is_enough() {
     fs::write(folder.path().join("b.gguf"), file.bytes()).unwrap();
     let error = open(folder.path()).unwrap_err().to_string();
     assert!(
-        error.ends_with("holds 2 .gguf files, such as a.gguf; name one of them"),
+        error.ends_with("holds 2 files of models, such as a.gguf; name one of them"),
         "{error}"
     );
     check(&folder.path().join("b.gguf")).unwrap();
