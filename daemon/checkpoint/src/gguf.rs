@@ -13,6 +13,7 @@ mod cursor;
 mod dialect;
 mod metadata;
 mod model;
+mod names;
 mod tensor;
 mod tokenizer;
 mod value;
@@ -165,7 +166,8 @@ impl Gguf {
         let is_unknown = |tensor: &&Tensor| {
             tensor.name != ROPE_FACTORS
                 && !tensor.name.contains(IGNORED)
-                && self.dialect.engine_name(&tensor.name).is_none()
+                && !self.dialect.names.is_ignored(&tensor.name)
+                && self.dialect.names.engine_names(&tensor.name).is_empty()
         };
         match self.tensors.iter().find(is_unknown) {
             Some(tensor) => Err(self.metadata.unsupported(
@@ -184,15 +186,23 @@ impl Gguf {
         &self,
         file: usize,
     ) -> Result<Vec<(String, TensorEntry)>, CheckpointError> {
-        let entries = self.tensors.iter().filter_map(|tensor| {
-            let name = match &tensor.name[..] {
+        let mut entries = Vec::new();
+        for tensor in &self.tensors {
+            let names = match &tensor.name[..] {
                 // No weight of a layer: `Checkpoint::model` reads it under its own name.
-                ROPE_FACTORS => ROPE_FACTORS.to_owned(),
-                name => self.dialect.engine_name(name)?,
+                ROPE_FACTORS => vec![ROPE_FACTORS.to_owned()],
+                name => self.dialect.names.engine_names(name),
             };
-            Some(self.entry(tensor, file).map(|entry| (name, entry)))
-        });
-        entries.collect()
+            match &names[..] {
+                [] => {}
+                [_] => entries.extend(names.into_iter().zip([self.entry(tensor, file)?])),
+                _ => {
+                    let parts = self.parts(tensor, names.len(), file)?;
+                    entries.extend(names.into_iter().zip(parts));
+                }
+            }
+        }
+        Ok(entries)
     }
 
     fn entry(&self, tensor: &Tensor, file: usize) -> Result<TensorEntry, CheckpointError> {
@@ -205,6 +215,31 @@ impl Gguf {
             order: self.order(tensor)?,
             compressed: None,
         })
+    }
+
+    /// The parts of a tensor that is `count` of the engine's, one after another.
+    fn parts(
+        &self,
+        tensor: &Tensor,
+        count: usize,
+        file: usize,
+    ) -> Result<Vec<TensorEntry>, CheckpointError> {
+        let (&found, rest) = tensor.shape.split_first().expect("there is a dimension");
+        if found != count {
+            return Err(self.metadata.unsupported(
+                format!("has {found} vectors in {}, not {count}", tensor.name),
+                "RWKV-7 models without a gate are not supported",
+            ));
+        }
+        let whole = self.entry(tensor, file)?;
+        let bytes = tensor.bytes / count as u64;
+        let part = |index: usize| TensorEntry {
+            shape: rest.to_vec(),
+            offset: whole.offset + index as u64 * bytes,
+            bytes,
+            ..whole.clone()
+        };
+        Ok((0..count).map(part).collect())
     }
 
     fn order(&self, tensor: &Tensor) -> Result<StoredOrder, CheckpointError> {
@@ -254,7 +289,7 @@ impl Gguf {
 
     /// The file's name for a tensor of the engine, for messages.
     pub(super) fn file_name(&self, engine_name: &str) -> String {
-        let name = self.dialect.file_name(engine_name);
+        let name = self.dialect.names.file_name(engine_name);
         name.unwrap_or_else(|| engine_name.to_owned())
     }
 }
