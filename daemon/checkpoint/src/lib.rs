@@ -71,6 +71,9 @@ const CONFIG_BYTES_MAX: u64 = 1 << 20;
 /// Largest tokenizer file; that of a vocabulary of 250,000 tokens has about 35 MB.
 const TOKENIZER_BYTES_MAX: u64 = 256 << 20;
 
+/// Names of tokenizers' files, of which the first that exists counts.
+const TOKENIZERS: [&str; 2] = ["tokenizer.json", "rwkv_vocab_v20230424.txt"];
+
 /// An open checkpoint whose headers are consistent.
 #[derive(Debug)]
 pub struct Checkpoint {
@@ -457,8 +460,8 @@ impl Checkpoint {
             .transpose()
     }
 
-    /// The bytes of `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`, if they exist, or what a GGUF
-    /// file has in their place. For a GGUF file without a tokenizer they are looked for beside it.
+    /// The bytes of `tokenizer.json` or RWKV's vocabulary, of `tokenizer_config.json` and of `chat_template.jinja`, if
+    /// they exist, or what a GGUF file has in their place. For a GGUF file without a tokenizer they are looked for beside it.
     ///
     /// # Errors
     /// When one cannot be read or is too large.
@@ -468,7 +471,13 @@ impl Checkpoint {
         {
             return Ok(Some(files));
         }
-        let Some(tokenizer) = self.small_file("tokenizer.json", TOKENIZER_BYTES_MAX)? else {
+        let mut tokenizer = None;
+        for name in TOKENIZERS {
+            if tokenizer.is_none() {
+                tokenizer = self.small_file(name, TOKENIZER_BYTES_MAX)?;
+            }
+        }
+        let Some(tokenizer) = tokenizer else {
             return Ok(None);
         };
         let config = self.small_file("tokenizer_config.json", TOKENIZER_BYTES_MAX)?;
@@ -491,7 +500,7 @@ impl Checkpoint {
 /// The files that a tokenizer is built from.
 #[derive(Debug)]
 pub struct TokenizerFiles {
-    /// The contents of `tokenizer.json`.
+    /// The contents of `tokenizer.json`, or of `rwkv_vocab_v20230424.txt`.
     pub tokenizer: Vec<u8>,
     /// The contents of `tokenizer_config.json`, if it exists.
     pub config: Option<Vec<u8>>,

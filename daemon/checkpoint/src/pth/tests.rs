@@ -53,6 +53,23 @@ fn a_file_of_pytorch_is_the_same_model_as_hugging_face_s() {
     }
 }
 
+#[test]
+fn the_vocabulary_lies_beside_it() {
+    let folder = TempDir::new().unwrap();
+    fs::copy(fixture().join("rwkv.pth"), folder.path().join("a.pth")).unwrap();
+    let open = || Checkpoint::open(&Source::Folder(folder.path().to_owned())).unwrap();
+    assert!(open().tokenizer().unwrap().is_none());
+    for (name, contents) in [
+        ("rwkv_vocab_v20230424.txt", "1 'a' 1\n"),
+        // What Hugging Face's library reads goes first.
+        ("tokenizer.json", "{}"),
+    ] {
+        fs::write(folder.path().join(name), contents).unwrap();
+        let files = open().tokenizer().unwrap().unwrap();
+        assert_eq!(files.tokenizer, contents.as_bytes());
+    }
+}
+
 /// An entry of an archive: name and bytes.
 type Entry = (String, Vec<u8>);
 
