@@ -87,7 +87,7 @@ struct ModelChoice {
     #[arg(long, value_name = "NAME", value_parser = published_shapes())]
     shape: Option<&'static PublishedShape>,
 
-    /// Checkpoint: a Hugging Face folder, a .safetensors file in one, or a .gguf or .sluice file
+    /// Checkpoint: a Hugging Face folder, a .safetensors file in one, or a .gguf, .pth or .sluice file
     #[arg(long, value_name = "DIR|FILE")]
     model: Option<PathBuf>,
 }

@@ -15,7 +15,7 @@ use sluice_formats::Format;
 use sluice_machine::page::{Page, pages_of};
 use sluice_weights::{CompressedTensor, OpenRows, open_rows};
 
-use super::{CheckpointError, TensorEntry, file::CheckpointFile};
+use super::{CheckpointError, TensorEntry, file::CheckpointFile, stored_order::StoredOrder};
 
 /// Callback that takes rows of a chunk.
 pub type TakeRows<'a> = &'a mut dyn FnMut(OpenRows<'_>) -> Result<(), DecompressError>;
@@ -77,7 +77,7 @@ impl ContainerFiles {
                 file: index,
                 offset: record.offset,
                 bytes: record.length,
-                interleaved: None,
+                order: StoredOrder::Rows,
                 compressed: None,
             };
             // Unknown schemes were refused when the header was read.

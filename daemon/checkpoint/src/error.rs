@@ -27,7 +27,7 @@ pub enum CheckpointError {
         cause: io::Error,
     },
     /// The path is neither a folder nor a file of a supported kind.
-    #[error("{path} is not a checkpoint: expected a Hugging Face folder, a .safetensors file in one, or a .gguf file", path = path.display())]
+    #[error("{path} is not a checkpoint: expected a Hugging Face folder, a .safetensors file in one, or a .gguf or .pth file", path = path.display())]
     NotACheckpoint {
         /// The given path.
         path: PathBuf,
@@ -40,18 +40,18 @@ pub enum CheckpointError {
     },
     /// The folder has no weights.
     #[error(
-        "{path} has no weights: expected model.safetensors, model.safetensors.index.json or a .gguf file"
+        "{path} has no weights: expected model.safetensors, model.safetensors.index.json or a .gguf or .pth file"
     )]
     NoWeights {
         /// Path of the folder.
         path: String,
     },
     /// The folder has several models.
-    #[error("{path} holds {count} .gguf files, such as {first}; name one of them")]
+    #[error("{path} holds {count} files of models, such as {first}; name one of them")]
     SeveralModels {
         /// Path of the folder.
         path: String,
-        /// Number of GGUF files.
+        /// Number of such files.
         count: usize,
         /// File name of the first one.
         first: String,

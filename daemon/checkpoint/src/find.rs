@@ -109,7 +109,12 @@ pub(super) fn is_container(name: &str) -> bool {
     name.ends_with(".sluice")
 }
 
-/// The only GGUF file or container of a folder.
+/// Whether a file of this name is what PyTorch saved of a model.
+pub(super) fn is_pth(name: &str) -> bool {
+    name.ends_with(".pth")
+}
+
+/// The only file of a folder that is a whole model.
 fn only_file(source: &Source) -> Result<String, CheckpointError> {
     let path = file::describe(source, "");
     let Source::Folder(folder) = source else {
@@ -124,7 +129,7 @@ fn only_file(source: &Source) -> Result<String, CheckpointError> {
                 .file_name()
                 .into_string()
                 .ok()
-                .filter(|name| is_gguf(name) || is_container(name)),
+                .filter(|name| is_gguf(name) || is_container(name) || is_pth(name)),
         );
     }
     names.sort_unstable();
@@ -143,7 +148,12 @@ fn only_file(source: &Source) -> Result<String, CheckpointError> {
 /// caches of downloaders.
 fn weight_file_in_folder(path: &Path) -> Result<(PathBuf, String), CheckpointError> {
     match path.file_name().and_then(|name| name.to_str()) {
-        Some(name) if name.ends_with(".safetensors") || is_gguf(name) || is_container(name) => {
+        Some(name)
+            if name.ends_with(".safetensors")
+                || is_gguf(name)
+                || is_container(name)
+                || is_pth(name) =>
+        {
             let folder = match path.parent() {
                 Some(folder) if folder != Path::new("") => folder,
                 _ => Path::new("."),

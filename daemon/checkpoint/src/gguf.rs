@@ -11,23 +11,26 @@
 mod config;
 mod cursor;
 mod dialect;
-mod interleaved;
 mod metadata;
 mod model;
+mod names;
 mod tensor;
 mod tokenizer;
 mod value;
 
 use sluice_weights::HEAD_DIM_MAX;
 
-pub(super) use self::interleaved::Interleaved;
 use self::{
     cursor::{Cursor, Source},
     dialect::Dialect,
     metadata::Metadata,
     tensor::Tensor,
 };
-use super::{CheckpointError, TensorEntry, file::CheckpointFile};
+use super::{
+    CheckpointError, TensorEntry,
+    file::CheckpointFile,
+    stored_order::{Interleaved, StoredOrder},
+};
 
 /// The first bytes of a GGUF file.
 const MAGIC: [u8; 4] = *b"GGUF";
@@ -163,7 +166,8 @@ impl Gguf {
         let is_unknown = |tensor: &&Tensor| {
             tensor.name != ROPE_FACTORS
                 && !tensor.name.contains(IGNORED)
-                && self.dialect.engine_name(&tensor.name).is_none()
+                && !self.dialect.names.is_ignored(&tensor.name)
+                && self.dialect.names.engine_names(&tensor.name).is_empty()
         };
         match self.tensors.iter().find(is_unknown) {
             Some(tensor) => Err(self.metadata.unsupported(
@@ -182,15 +186,23 @@ impl Gguf {
         &self,
         file: usize,
     ) -> Result<Vec<(String, TensorEntry)>, CheckpointError> {
-        let entries = self.tensors.iter().filter_map(|tensor| {
-            let name = match &tensor.name[..] {
+        let mut entries = Vec::new();
+        for tensor in &self.tensors {
+            let names = match &tensor.name[..] {
                 // No weight of a layer: `Checkpoint::model` reads it under its own name.
-                ROPE_FACTORS => ROPE_FACTORS.to_owned(),
-                name => self.dialect.engine_name(name)?,
+                ROPE_FACTORS => vec![ROPE_FACTORS.to_owned()],
+                name => self.dialect.names.engine_names(name),
             };
-            Some(self.entry(tensor, file).map(|entry| (name, entry)))
-        });
-        entries.collect()
+            match &names[..] {
+                [] => {}
+                [_] => entries.extend(names.into_iter().zip([self.entry(tensor, file)?])),
+                _ => {
+                    let parts = self.parts(tensor, names.len(), file)?;
+                    entries.extend(names.into_iter().zip(parts));
+                }
+            }
+        }
+        Ok(entries)
     }
 
     fn entry(&self, tensor: &Tensor, file: usize) -> Result<TensorEntry, CheckpointError> {
@@ -200,12 +212,37 @@ impl Gguf {
             file,
             offset: self.data_start + tensor.offset,
             bytes: tensor.bytes,
-            interleaved: self.interleaved(tensor)?,
+            order: self.order(tensor)?,
             compressed: None,
         })
     }
 
-    fn interleaved(&self, tensor: &Tensor) -> Result<Option<Interleaved>, CheckpointError> {
+    /// The parts of a tensor that is `count` of the engine's, one after another.
+    fn parts(
+        &self,
+        tensor: &Tensor,
+        count: usize,
+        file: usize,
+    ) -> Result<Vec<TensorEntry>, CheckpointError> {
+        let (&found, rest) = tensor.shape.split_first().expect("there is a dimension");
+        if found != count {
+            return Err(self.metadata.unsupported(
+                format!("has {found} vectors in {}, not {count}", tensor.name),
+                "RWKV-7 models without a gate are not supported",
+            ));
+        }
+        let whole = self.entry(tensor, file)?;
+        let bytes = tensor.bytes / count as u64;
+        let part = |index: usize| TensorEntry {
+            shape: rest.to_vec(),
+            offset: whole.offset + index as u64 * bytes,
+            bytes,
+            ..whole.clone()
+        };
+        Ok((0..count).map(part).collect())
+    }
+
+    fn order(&self, tensor: &Tensor) -> Result<StoredOrder, CheckpointError> {
         // Values aren't rotated, so their rows are never interleaved. Biases of queries and keys are rows of one
         // element.
         let is_rotated = [".attn_q.", ".attn_k."]
@@ -213,7 +250,7 @@ impl Gguf {
             .any(|part| tensor.name.contains(part));
         // Unsupported types have no known size; they are refused by name later.
         if !self.dialect.is_interleaved || !is_rotated || tensor.bytes == 0 {
-            return Ok(None);
+            return Ok(StoredOrder::Rows);
         }
         let rows = tensor.shape[0] as u64;
         // Files omit the head dimension where it follows from the hidden size.
@@ -238,7 +275,7 @@ impl Gguf {
                 tensor.name
             ));
         }
-        Ok(Some(Interleaved {
+        Ok(StoredOrder::Interleaved(Interleaved {
             head_rows,
             row_bytes: tensor.bytes / rows,
         }))
@@ -252,7 +289,7 @@ impl Gguf {
 
     /// The file's name for a tensor of the engine, for messages.
     pub(super) fn file_name(&self, engine_name: &str) -> String {
-        let name = self.dialect.file_name(engine_name);
+        let name = self.dialect.names.file_name(engine_name);
         name.unwrap_or_else(|| engine_name.to_owned())
     }
 }

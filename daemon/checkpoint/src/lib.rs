@@ -1,5 +1,5 @@
-//! Reads checkpoints as people have them: Hugging Face folders with safetensors, sharded or not, GGUF files, and
-//! Sluice's containers. Headers are checked first; then each tensor is read straight to where it will live. Files are
+//! Reads checkpoints as people have them: Hugging Face folders with safetensors, sharded or not, GGUF files, RWKV's
+//! `.pth` files, and Sluice's containers. Headers are checked first; then each tensor is read straight to where it will live. Files are
 //! not mapped: one that is truncated under a mapping would kill the process.
 
 mod bandwidth;
@@ -15,9 +15,12 @@ mod find;
 mod folder;
 pub mod gguf;
 pub mod pruning;
+mod pth;
 pub mod quantize;
 mod recommended;
+mod rwkv_names;
 pub mod safetensors;
+mod stored_order;
 pub mod synth;
 mod verified;
 pub mod weight_cache;
@@ -46,16 +49,18 @@ pub use self::{
 use self::{
     container::ContainerFiles,
     file::CheckpointFile,
-    find::{is_container, is_gguf, weight_files},
-    gguf::{Gguf, Interleaved},
+    find::{is_container, is_gguf, is_pth, weight_files},
+    gguf::Gguf,
+    rwkv_names::RwkvCheckpoint,
     safetensors::HeaderAllowance,
+    stored_order::StoredOrder,
     weight_cache::FileStamp,
 };
 
 /// The place of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
-    /// A Hugging Face folder, a `.safetensors` file in one, a `.gguf` or `.sluice` file, or a folder with one.
+    /// A Hugging Face folder, a `.safetensors` file in one, a `.gguf`, `.pth` or `.sluice` file, or a folder with one.
     Folder(PathBuf),
     /// Files embedded in the program: name and bytes.
     Embedded(&'static [(&'static str, &'static [u8])]),
@@ -65,6 +70,9 @@ pub enum Source {
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
 /// Largest tokenizer file; that of a vocabulary of 250,000 tokens has about 35 MB.
 const TOKENIZER_BYTES_MAX: u64 = 256 << 20;
+
+/// Names of tokenizers' files, of which the first that exists counts.
+const TOKENIZERS: [&str; 2] = ["tokenizer.json", "rwkv_vocab_v20230424.txt"];
 
 /// An open checkpoint whose headers are consistent.
 #[derive(Debug)]
@@ -76,6 +84,8 @@ pub struct Checkpoint {
     tensors: BTreeMap<String, TensorEntry>,
     /// The header of the GGUF file, if it is one.
     gguf: Option<Gguf>,
+    /// What RWKV's official names stand for, if its tensors have them.
+    rwkv: Option<RwkvCheckpoint>,
     /// The files inside the container, if it is one.
     container_files: Option<ContainerFiles>,
 }
@@ -90,8 +100,8 @@ pub struct TensorEntry {
     file: usize,
     offset: u64,
     bytes: u64,
-    /// The stored order of its rows, if they aren't in order.
-    interleaved: Option<Interleaved>,
+    /// The order in which its elements are stored.
+    order: StoredOrder,
     /// How it is compressed, if it is; `bytes` are then those of the decompressed tensor.
     compressed: Option<Arc<CompressedTensor>>,
 }
@@ -131,6 +141,7 @@ impl Checkpoint {
             stamps: Vec::new(),
             tensors: BTreeMap::new(),
             gguf: None,
+            rwkv: None,
             container_files: None,
         };
         // A container holds a whole model by itself.
@@ -144,6 +155,7 @@ impl Checkpoint {
             });
         }
         let mut allowance = HeaderAllowance::default();
+        let mut has_pth = false;
         for name in names {
             let stamp = FileStamp::of(&checkpoint.source, &name);
             let file = CheckpointFile::open(&checkpoint.source, &name)?;
@@ -162,6 +174,10 @@ impl Checkpoint {
                     checkpoint.container_files = Some(inside);
                     entries
                 }
+                false if is_pth(&name) => {
+                    has_pth = true;
+                    pth::read_header(&file, index)?
+                }
                 false => safetensors::read_header(&file, index, &mut allowance)?,
             };
             for (tensor, entry) in entries {
@@ -172,6 +188,13 @@ impl Checkpoint {
             }
             checkpoint.files.push(file);
             checkpoint.stamps.push(stamp);
+        }
+        // Other models in such files are refused there.
+        if has_pth || rwkv_names::are_official(&checkpoint.tensors) {
+            let tensors = std::mem::take(&mut checkpoint.tensors);
+            let (tensors, rwkv) = rwkv_names::present(tensors, &checkpoint.files[0].path)?;
+            checkpoint.tensors = tensors;
+            checkpoint.rwkv = Some(rwkv);
         }
         Ok(checkpoint)
     }
@@ -223,9 +246,10 @@ impl Checkpoint {
 
     /// The file's name for the tensor of this name, for messages.
     pub fn name_in_file(&self, name: &str) -> String {
-        match &self.gguf {
-            Some(gguf) => gguf.file_name(name),
-            None => name.to_owned(),
+        match (&self.gguf, &self.rwkv) {
+            (Some(gguf), _) => gguf.file_name(name),
+            (None, Some(rwkv)) => rwkv.file_name(name),
+            (None, None) => name.to_owned(),
         }
     }
 
@@ -286,7 +310,7 @@ impl Checkpoint {
     }
 
     /// Reads bytes `part` of a tensor into `out`, which has the same length. Compressed tensors are decompressed,
-    /// interleaved rows put in order.
+    /// elements in another order put in order.
     ///
     /// # Errors
     /// When the file gives fewer bytes than its header promised.
@@ -303,13 +327,10 @@ impl Checkpoint {
         if let Some(compressed) = &entry.compressed {
             return container::decompress(compressed, &self.files[entry.file], &part, out);
         }
-        let (file, offset) = self.place(entry, &part);
-        match entry.interleaved {
-            Some(halves) => halves.read(part, out, |part, out| {
-                file.read_at(entry.offset + part.start, out)
-            }),
-            None => file.read_at(offset, out),
-        }
+        let (file, _) = self.place(entry, &part);
+        entry.order.read(part, out, |part, out| {
+            file.read_at(entry.offset + part.start, out)
+        })
     }
 
     /// Reads bytes `part` of a tensor past the page cache, in the whole pages that hold them. Returns the offset of the
@@ -329,19 +350,17 @@ impl Checkpoint {
         cancel: &AtomicBool,
     ) -> Result<Option<usize>, CheckpointError> {
         let len = (part.end - part.start) as usize;
-        let is_in_pieces = |halves: Interleaved| !halves.is_whole(&part);
         // Neither can be read straight into place: both need memory of their own in between.
-        if entry.is_compressed() || entry.interleaved.is_some_and(is_in_pieces) {
+        if entry.is_compressed() || !entry.order.is_in_place(&part) {
             let out: &mut [u8] = bytemuck::cast_slice_mut(target);
             self.read_part(entry, part, &mut out[..len])?;
             return Ok(Some(0));
         }
         let (file, offset) = self.place(entry, &part);
         let start = file.read_direct(offset, len, target, cancel)?;
-        if let (Some(halves), Some(start)) = (entry.interleaved, start) {
+        if let Some(start) = start {
             let bytes: &mut [u8] = bytemuck::cast_slice_mut(target);
-            // Heads are whole here, so they can be put in order in place.
-            halves.sort(&mut bytes[start..start + len]);
+            entry.order.sort(&mut bytes[start..start + len]);
         }
         Ok(start)
     }
@@ -386,6 +405,11 @@ impl Checkpoint {
             let place = compressed.range_of(&part);
             return self.files[entry.file].will_need(place.start, place.end - place.start);
         }
+        let part = match entry.order {
+            // Any row of it has elements in all of the file's.
+            StoredOrder::Transposed(_) => 0..entry.bytes,
+            StoredOrder::Rows | StoredOrder::Interleaved(_) => part,
+        };
         let (file, offset) = self.place(entry, &part);
         file.will_need(offset, part.end - part.start);
     }
@@ -399,13 +423,16 @@ impl Checkpoint {
         (&self.files[entry.file], entry.offset + part.start)
     }
 
-    /// `config.json`, or what a GGUF file has in its place.
+    /// `config.json`, or what a GGUF file, or RWKV's official names, stand for.
     ///
     /// # Errors
     /// When it is missing, too large or no JSON object.
     pub fn config(&self) -> Result<serde_json::Map<String, serde_json::Value>, CheckpointError> {
         if let Some(gguf) = &self.gguf {
             return gguf.config();
+        }
+        if let Some(rwkv) = &self.rwkv {
+            return Ok(rwkv.config().clone());
         }
         let name = "config.json";
         let bytes = self.small_file(name, CONFIG_BYTES_MAX)?.ok_or_else(|| {
@@ -433,8 +460,8 @@ impl Checkpoint {
             .transpose()
     }
 
-    /// The bytes of `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`, if they exist, or what a GGUF
-    /// file has in their place. For a GGUF file without a tokenizer they are looked for beside it.
+    /// The bytes of `tokenizer.json` or RWKV's vocabulary, of `tokenizer_config.json` and of `chat_template.jinja`, if
+    /// they exist, or what a GGUF file has in their place. For a GGUF file without a tokenizer they are looked for beside it.
     ///
     /// # Errors
     /// When one cannot be read or is too large.
@@ -444,7 +471,13 @@ impl Checkpoint {
         {
             return Ok(Some(files));
         }
-        let Some(tokenizer) = self.small_file("tokenizer.json", TOKENIZER_BYTES_MAX)? else {
+        let mut tokenizer = None;
+        for name in TOKENIZERS {
+            if tokenizer.is_none() {
+                tokenizer = self.small_file(name, TOKENIZER_BYTES_MAX)?;
+            }
+        }
+        let Some(tokenizer) = tokenizer else {
             return Ok(None);
         };
         let config = self.small_file("tokenizer_config.json", TOKENIZER_BYTES_MAX)?;
@@ -467,7 +500,7 @@ impl Checkpoint {
 /// The files that a tokenizer is built from.
 #[derive(Debug)]
 pub struct TokenizerFiles {
-    /// The contents of `tokenizer.json`.
+    /// The contents of `tokenizer.json`, or of `rwkv_vocab_v20230424.txt`.
     pub tokenizer: Vec<u8>,
     /// The contents of `tokenizer_config.json`, if it exists.
     pub config: Option<Vec<u8>>,

@@ -15,7 +15,7 @@ use serde::{
 };
 use sluice_formats::Format;
 
-use super::{CheckpointError, TensorEntry, file::CheckpointFile};
+use super::{CheckpointError, TensorEntry, file::CheckpointFile, stored_order::StoredOrder};
 
 /// Bytes of the headers of all files of a checkpoint: of [`TENSORS_MAX`] tensors, several times.
 pub const HEADER_BYTES_MAX: u64 = 32 << 20;
@@ -98,7 +98,7 @@ pub(super) fn read_header(
             file: index,
             offset: start + from as u64,
             bytes: (to - from) as u64,
-            interleaved: None,
+            order: StoredOrder::Rows,
             compressed: None,
         };
         (name, entry)

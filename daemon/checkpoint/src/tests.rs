@@ -135,7 +135,7 @@ fn what_is_no_checkpoint_is_said_to_be_none() {
     let folder = TempDir::new().unwrap();
     assert_eq!(
         refusal(&folder),
-        "DIR has no weights: expected model.safetensors, model.safetensors.index.json or a .gguf file"
+        "DIR has no weights: expected model.safetensors, model.safetensors.index.json or a .gguf or .pth file"
     );
     let file = folder.path().join("notes.txt");
     fs::write(&file, "hello").unwrap();

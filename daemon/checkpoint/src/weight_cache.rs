@@ -215,6 +215,7 @@ impl ConvertedWeights {
             files: vec![file],
             tensors,
             gguf: None,
+            rwkv: None,
             container_files: None,
         }))
     }

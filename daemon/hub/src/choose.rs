@@ -21,6 +21,7 @@ const COMPANIONS: &[(&str, u64)] = &[
     ("generation_config.json", 1 << 20),
     ("tokenizer.json", 256 << 20),
     ("tokenizer_config.json", 64 << 20),
+    ("rwkv_vocab_v20230424.txt", 64 << 20),
     ("tokenizer.model", 64 << 20),
     ("special_tokens_map.json", 1 << 20),
     ("added_tokens.json", 16 << 20),

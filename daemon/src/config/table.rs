@@ -118,7 +118,7 @@ macro_rules! settings {
 }
 
 settings! {
-    /// Checkpoint to serve: a Hugging Face folder, a .safetensors file in one, or a .gguf or .sluice file
+    /// Checkpoint to serve: a Hugging Face folder, a .safetensors file in one, or a .gguf, .pth or .sluice file
     ///
     /// The daemon's user must be able to read it. A model that `sluice load --default` named is served instead.
     model: OptionalPath {

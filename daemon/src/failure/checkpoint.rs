@@ -23,11 +23,11 @@ pub(super) fn checkpoint(error: &CheckpointError) -> ErrorRow {
         },
         CheckpointError::NotACheckpoint { .. } => {
             ErrorRow::new(Code::FailedPrecondition, "NOT_A_CHECKPOINT")
-                .hint("name a folder that holds config.json and model.safetensors, or a .gguf or .sluice file")
+                .hint("name a folder that holds config.json and model.safetensors, or a .gguf, .pth or .sluice file")
         }
         CheckpointError::MissingFile { .. } => broken_template("FILE_MISSING"),
         CheckpointError::NoWeights { .. } => ErrorRow::new(Code::FailedPrecondition, "NO_WEIGHTS").hint(
-            "name a checkpoint's folder, or a .gguf or .sluice file; one without weights is incomplete, fetch it again",
+            "name a checkpoint's folder, or a .gguf, .pth or .sluice file; one without weights is incomplete, fetch it again",
         ),
         CheckpointError::SeveralModels { count, .. } => {
             ErrorRow::new(Code::FailedPrecondition, "SEVERAL_MODELS")

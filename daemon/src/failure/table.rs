@@ -446,7 +446,9 @@ fn field_name(what: &'static str) -> &'static str {
 
 fn tokenizer(error: &TokenizerError) -> ErrorRow {
     match error {
-        TokenizerError::Tokenizer { .. } | TokenizerError::Config { .. } => {
+        TokenizerError::Tokenizer { .. }
+        | TokenizerError::World { .. }
+        | TokenizerError::Config { .. } => {
             ErrorRow::new(Code::FailedPrecondition, "TOKENIZER_INVALID")
                 .hint("the checkpoint is incomplete or damaged; fetch it again")
         }

@@ -45,6 +45,7 @@ fn name(failure: &Failure) -> &'static str {
         F::Engine(E::Ops(OpsError::Probe(_))) => "probe",
         F::Engine(E::Panicked) => "panicked",
         F::Tokenizer(TokenizerError::Tokenizer { .. }) => "tokenizer",
+        F::Tokenizer(TokenizerError::World { .. }) => "tokenizer world",
         F::Tokenizer(TokenizerError::Config { .. }) => "tokenizer config",
         F::Tokenizer(TokenizerError::Template { .. }) => "template",
         F::Tokenizer(TokenizerError::Encode { .. }) => "encode",
@@ -322,6 +323,10 @@ async fn all() -> Vec<(Failure, Code)> {
         (engine(EngineError::Panicked), Internal),
         (
             F::Tokenizer(TokenizerError::Tokenizer { cause: text() }),
+            FailedPrecondition,
+        ),
+        (
+            F::Tokenizer(TokenizerError::World { cause: text() }),
             FailedPrecondition,
         ),
         (

@@ -130,7 +130,7 @@ async fn each_broken_checkpoint_is_explained_and_the_model_before_stays() {
             |folder| only_gguf(folder, &["a.gguf", "b.gguf"], "llada"),
             Code::FailedPrecondition,
             "SEVERAL_MODELS",
-            &["2 .gguf files, such as a.gguf"],
+            &["2 files of models, such as a.gguf"],
         ),
     ];
     for (spoil, code, reason, words) in cases {

@@ -22,12 +22,16 @@ use super::limits::{RENDERED_BYTES_MAX, TEMPLATE_BYTES_MAX, TEMPLATE_STACK_BYTES
 /// LLaDA's own, from GSAI-ML/LLaDA-8B-Instruct as published in February 2025 (MIT).
 const LLADA: &str = include_str!("llada_chat_template.jinja");
 
-/// The file name that errors give for it.
+/// That of RWKV's models with the world tokenizer, after llama.cpp's `rwkv-world`.
+const RWKV: &str = include_str!("rwkv_chat_template.jinja");
+
+/// The file names that errors give for them.
 const BUILT_IN: &str = "sluice (built in)";
+const BUILT_IN_RWKV: &str = "sluice (built in, for RWKV)";
 const CONFIG_FILE: &str = "tokenizer_config.json";
 
 /// What errors call the places that a template may come from.
-pub(super) const SOURCES: [&str; 3] = [BUILT_IN, CONFIG_FILE, TEMPLATE_FILE];
+pub(super) const SOURCES: [&str; 4] = [BUILT_IN, CONFIG_FILE, TEMPLATE_FILE, BUILT_IN_RWKV];
 
 // Instructions grow with the conversation, since a template loops over its turns.
 const INSTRUCTIONS_MAX: u64 = 200_000;
@@ -46,10 +50,23 @@ impl ChatTemplate {
         config: &TokenizerConfig,
         has_token: impl Fn(&str) -> bool,
     ) -> Result<Self, TokenizerError> {
+        Self::parse(config, (BUILT_IN, LLADA), has_token)
+    }
+
+    /// The same of a world vocabulary: RWKV's where the checkpoint has none.
+    pub(super) fn of_world(config: &TokenizerConfig) -> Result<Self, TokenizerError> {
+        Self::parse(config, (BUILT_IN_RWKV, RWKV), |_| false)
+    }
+
+    fn parse(
+        config: &TokenizerConfig,
+        built_in: (&'static str, &str),
+        has_token: impl Fn(&str) -> bool,
+    ) -> Result<Self, TokenizerError> {
         let (file, source) = match &config.chat_template {
             Some(source) if config.has_template_file => (TEMPLATE_FILE, source.as_str()),
             Some(source) => (CONFIG_FILE, source.as_str()),
-            None => (BUILT_IN, LLADA),
+            None => built_in,
         };
         let fail = |cause: String| TokenizerError::Template { file, cause };
         if source.len() > TEMPLATE_BYTES_MAX {
@@ -79,7 +96,7 @@ impl ChatTemplate {
         })
     }
 
-    /// Whether it is the checkpoint's.
+    /// Whether it is the checkpoint's, or its family's.
     pub(super) fn is_own(&self) -> bool {
         self.file != BUILT_IN
     }

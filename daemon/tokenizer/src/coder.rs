@@ -1,4 +1,4 @@
-//! From text to ids, with Hugging Face's library: what takes memory and time that a file decides.
+//! From text to ids, with Hugging Face's library or RWKV's vocabulary: what takes memory and time that a file decides.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -17,13 +17,20 @@ use super::{
     error::TokenizerError,
     pieces::TokenPieces,
     vocabulary::Vocabulary,
+    world::{self, END_OF_TEXT, WorldVocabulary},
 };
 
 /// The tokenizer and the chat template.
 pub(super) struct TextCoder {
-    tokenizer: HfTokenizer,
+    encoder: Encoder,
     control_tokens: ControlTokens,
     template: ChatTemplate,
+}
+
+/// What text becomes ids by.
+enum Encoder {
+    Library(Box<HfTokenizer>),
+    World(WorldVocabulary),
 }
 
 /// An id, and the bytes of the text that the library says it covers.
@@ -40,14 +47,9 @@ impl TextCoder {
         if let Some(template) = files.template {
             config.set_template(template)?;
         }
-        let tokenizer = parse_tokenizer(files.tokenizer)?;
-        let control_tokens = ControlTokens::new(&tokenizer, &config)?;
-        let pieces = TokenPieces::new(&tokenizer, |id| control_tokens.contains(id))?;
-        let template = ChatTemplate::new(&config, |token| tokenizer.token_to_id(token).is_some())?;
-        let coder = Self {
-            tokenizer,
-            control_tokens,
-            template,
+        let (coder, pieces) = match world::is_world(files.tokenizer) {
+            true => Self::of_world(files.tokenizer, &config)?,
+            false => Self::of_library(files.tokenizer, &config)?,
         };
         let vocabulary = Vocabulary::new(
             pieces,
@@ -58,10 +60,40 @@ impl TextCoder {
         Ok((coder, vocabulary))
     }
 
+    fn of_library(
+        json: &[u8],
+        config: &TokenizerConfig,
+    ) -> Result<(Self, TokenPieces), TokenizerError> {
+        let tokenizer = parse_tokenizer(json)?;
+        let control_tokens = ControlTokens::new(&tokenizer, config)?;
+        let pieces = TokenPieces::new(&tokenizer, |id| control_tokens.contains(id))?;
+        let template = ChatTemplate::new(config, |token| tokenizer.token_to_id(token).is_some())?;
+        let coder = Self {
+            encoder: Encoder::Library(tokenizer.into()),
+            control_tokens,
+            template,
+        };
+        Ok((coder, pieces))
+    }
+
+    fn of_world(
+        file: &[u8],
+        config: &TokenizerConfig,
+    ) -> Result<(Self, TokenPieces), TokenizerError> {
+        let world = WorldVocabulary::parse(file)?;
+        let pieces = TokenPieces::of_world(&world)?;
+        let coder = Self {
+            control_tokens: ControlTokens::of_world(&world, config)?,
+            encoder: Encoder::World(world),
+            template: ChatTemplate::of_world(config)?,
+        };
+        Ok((coder, pieces))
+    }
+
     /// Ids of plain text: special tokens' strings in it are not special.
     pub(super) fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
-        let encoding = self.tokenize(text, &self.control_tokens.breaks(text))?;
-        Ok(encoding.get_ids().to_vec())
+        let tokens = self.encode_with_offsets(text)?;
+        Ok(tokens.into_iter().map(|(id, _)| id).collect())
     }
 
     /// As [`TextCoder::encode`], with the library's offsets.
@@ -69,9 +101,7 @@ impl TextCoder {
         &self,
         text: &str,
     ) -> Result<Vec<IdWithOffsets>, TokenizerError> {
-        let encoding = self.tokenize(text, &self.control_tokens.breaks(text))?;
-        let ids = encoding.get_ids().iter().copied();
-        Ok(ids.zip(encoding.get_offsets().iter().copied()).collect())
+        self.tokenize(text, &self.control_tokens.breaks(text))
     }
 
     /// Renders (role, content) turns through the template, ready for an answer. Roles and contents stay plain text.
@@ -95,13 +125,17 @@ impl TextCoder {
             .map(|(role, content)| (role.as_str(), content.as_str()));
         let rendered = self.template.render(turns)?;
         let (text, breaks) = control::unmark(&rendered, mark.unwrap_or(LAST_RESORT));
-        Ok(self.tokenize(&text, &breaks)?.get_ids().to_vec())
+        let tokens = self.tokenize(&text, &breaks)?;
+        Ok(tokens.into_iter().map(|(id, _)| id).collect())
     }
 
     /// Ids that the tokenizer puts before every text, such as the token for its beginning.
     // Found by encoding a text: post-processors differ, and which of them add tokens is not declared.
     fn bos_tokens(&self) -> Result<Vec<u32>, TokenizerError> {
-        let encode = || self.tokenizer.encode("a", true);
+        let Encoder::Library(tokenizer) = &self.encoder else {
+            return Ok(Vec::new());
+        };
+        let encode = || tokenizer.encode("a", true);
         let encoding = guarded(encode).map_err(TokenizerError::encode)?;
         let pairs = encoding
             .get_ids()
@@ -111,15 +145,55 @@ impl TextCoder {
         Ok(leading.map(|(id, _)| *id).collect())
     }
 
+    /// Ids with offsets, where a control token across one of `breaks` is text.
+    fn tokenize(&self, text: &str, breaks: &[usize]) -> Result<Vec<IdWithOffsets>, TokenizerError> {
+        match &self.encoder {
+            Encoder::Library(tokenizer) => {
+                let encoding = self.tokenize_by_library(tokenizer, text, breaks)?;
+                let ids = encoding.get_ids().iter().copied();
+                Ok(ids.zip(encoding.get_offsets().iter().copied()).collect())
+            }
+            Encoder::World(world) => self.tokenize_by_world(world, text, breaks),
+        }
+    }
+
+    fn tokenize_by_world(
+        &self,
+        world: &WorldVocabulary,
+        text: &str,
+        breaks: &[usize],
+    ) -> Result<Vec<IdWithOffsets>, TokenizerError> {
+        let hidden = control::hide(text, breaks);
+        let mut tokens = Vec::new();
+        let mut end = 0;
+        let control = self.control_tokens.find(&hidden).map(Some);
+        for found in control.chain([None]) {
+            let part = end..found.as_ref().map_or(text.len(), |found| found.start);
+            for (id, len) in world.encode(&text.as_bytes()[part])? {
+                tokens.push((id, (end, end + len)));
+                end += len;
+            }
+            if let Some(found) = found {
+                tokens.push((END_OF_TEXT, (found.start, found.end)));
+                end = found.end;
+            }
+        }
+        Ok(tokens)
+    }
+
     /// As the library's `encode` (split at added tokens, normalize, split into words, tokenize each), except that an
     /// added token across one of `breaks` is text.
-    fn tokenize(&self, text: &str, breaks: &[usize]) -> Result<Encoding, TokenizerError> {
+    fn tokenize_by_library(
+        &self,
+        tokenizer: &HfTokenizer,
+        text: &str,
+        breaks: &[usize],
+    ) -> Result<Encoding, TokenizerError> {
         let run = || -> tokenizers::Result<Encoding> {
             // Added tokens marked `normalized` are looked for in the text as it stands too;
             // that differs only where a normalizer would change their spelling.
             let hidden = control::hide(text, breaks);
-            let found = self
-                .tokenizer
+            let found = tokenizer
                 .get_added_vocabulary()
                 .extract_and_normalize::<NormalizerWrapper>(None, &hidden);
             let cuts = found.get_splits(OffsetReferential::Original, OffsetType::Byte);
@@ -138,13 +212,13 @@ impl TextCoder {
                     .collect::<tokenizers::Result<Vec<_>>>()
             })?;
             // In the library's order from here on: parts that are added tokens already are left alone by each step.
-            if let Some(normalizer) = self.tokenizer.get_normalizer() {
+            if let Some(normalizer) = tokenizer.get_normalizer() {
                 parts.normalize(|part| normalizer.normalize(part))?;
             }
-            if let Some(pre_tokenizer) = self.tokenizer.get_pre_tokenizer() {
+            if let Some(pre_tokenizer) = tokenizer.get_pre_tokenizer() {
                 pre_tokenizer.pre_tokenize(&mut parts)?;
             }
-            parts.tokenize(|word| self.tokenize_word(word.get()))?;
+            parts.tokenize(|word| self.tokenize_word(tokenizer, word.get()))?;
             parts.into_encoding(None, 0, OffsetType::Byte)
         };
         guarded(run).map_err(TokenizerError::encode)
@@ -152,8 +226,8 @@ impl TextCoder {
 
     /// Some vocabularies hold their control strings as ordinary words too; in a user's text those are spelled character
     /// by character.
-    fn tokenize_word(&self, word: &str) -> tokenizers::Result<Vec<Token>> {
-        let model = self.tokenizer.get_model();
+    fn tokenize_word(&self, tokenizer: &HfTokenizer, word: &str) -> tokenizers::Result<Vec<Token>> {
+        let model = tokenizer.get_model();
         let tokens = model.tokenize(word)?;
         let spells_control = |token: &Token| {
             self.control_tokens

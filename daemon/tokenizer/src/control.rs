@@ -7,11 +7,16 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::ops::Range;
 
 use aho_corasick::AhoCorasick;
 use tokenizers::Tokenizer as HfTokenizer;
 
-use super::{config::TokenizerConfig, error::TokenizerError};
+use super::{
+    config::TokenizerConfig,
+    error::TokenizerError,
+    world::{END_OF_TEXT, END_OF_TEXT_STRING, WorldVocabulary},
+};
 
 /// The strings that stand for control tokens.
 pub(super) struct ControlTokens {
@@ -43,10 +48,34 @@ impl ControlTokens {
                 strings.insert(id, string.clone());
             }
         }
+        Self::of(strings).map_err(TokenizerError::tokenizer)
+    }
+
+    /// The end of text, the only one of a world vocabulary, by the name that the configuration gives it.
+    pub(super) fn of_world(
+        world: &WorldVocabulary,
+        config: &TokenizerConfig,
+    ) -> Result<Self, TokenizerError> {
+        // Some configurations name a token of the vocabulary here, with which answers end.
+        let names = ["bos_token", "eos_token"].into_iter().filter_map(|key| {
+            let named = config.tokens.iter().find(|(name, _)| *name == key)?;
+            Some(&named.1).filter(|token| !token.is_empty() && !world.has(token))
+        });
+        let name = names.into_iter().next();
+        let name = name.map_or(END_OF_TEXT_STRING, String::as_str).to_owned();
+        Self::of(HashMap::from([(END_OF_TEXT, name)])).map_err(TokenizerError::world)
+    }
+
+    fn of(mut strings: HashMap<u32, String>) -> Result<Self, aho_corasick::BuildError> {
         // An empty string would match everywhere.
         strings.retain(|_, string| !string.is_empty());
-        let finder = AhoCorasick::new(strings.values()).map_err(TokenizerError::tokenizer)?;
+        let finder = AhoCorasick::new(strings.values())?;
         Ok(Self { strings, finder })
+    }
+
+    /// Where a text has the string of a control token.
+    pub(super) fn find(&self, text: &str) -> impl Iterator<Item = Range<usize>> {
+        self.finder.find_iter(text).map(|found| found.range())
     }
 
     pub(super) fn contains(&self, id: u32) -> bool {

@@ -19,6 +19,12 @@ pub enum TokenizerError {
         /// What is wrong with it.
         cause: String,
     },
+    /// RWKV's vocabulary cannot be read.
+    #[error("rwkv_vocab_v20230424.txt: {cause}")]
+    World {
+        /// What is wrong with it.
+        cause: String,
+    },
     /// `tokenizer_config.json` cannot be read.
     #[error("tokenizer_config.json: {cause}")]
     Config {
@@ -104,6 +110,12 @@ impl TokenizerError {
 
     pub(super) fn tokenizer(cause: impl Display) -> Self {
         Self::Tokenizer {
+            cause: bounded(cause),
+        }
+    }
+
+    pub(super) fn world(cause: impl Display) -> Self {
+        Self::World {
             cause: bounded(cause),
         }
     }

@@ -1,6 +1,6 @@
 //! Text to token ids and back: the tokenizer, each token's bytes, and the chat template.
 //!
-//! Works from the bytes of `tokenizer.json` and `tokenizer_config.json`. Ids are those that
+//! Works from the bytes of `tokenizer.json` and `tokenizer_config.json`, or of RWKV's vocabulary. Ids are those that
 //! Hugging Face's library gives, with one difference: strings such as `<|eot_id|>` are
 //! control tokens only where the chat template writes them. In a user's text they are text.
 //!
@@ -20,6 +20,7 @@ mod patience;
 mod pieces;
 pub mod process;
 mod vocabulary;
+mod world;
 
 use std::{ops::Range, path::Path};
 
@@ -32,7 +33,7 @@ use vocabulary::Vocabulary;
 /// The files that a tokenizer is built from.
 #[derive(Debug, Clone, Copy)]
 pub struct TokenizerFiles<'a> {
-    /// `tokenizer.json` as Hugging Face writes it.
+    /// `tokenizer.json` as Hugging Face writes it, or `rwkv_vocab_v20230424.txt`.
     pub tokenizer: &'a [u8],
     /// `tokenizer_config.json`, for the chat template and the names of special tokens.
     pub config: Option<&'a [u8]>,
@@ -227,7 +228,7 @@ impl TokenizerSession<'_> {
         Ok(spans.collect())
     }
 
-    /// Renders (role, content) turns through the checkpoint's template (LLaDA's own if it
+    /// Renders (role, content) turns through the checkpoint's template (RWKV's or LLaDA's own if it
     /// has none), ready for an answer. Roles and contents stay plain text.
     pub fn encode_chat(&mut self, turns: &[(&str, &str)]) -> Result<Vec<u32>, TokenizerError> {
         match &mut self.place {

@@ -17,6 +17,11 @@ pub const SESSION_WAIT_MAX: Duration = Duration::from_secs(30);
 /// Bytes of a vocabulary's tables that are kept in the process that asks: the pieces of all tokens, and the strings of
 /// control tokens.
 pub const VOCABULARY_BYTES_MAX: usize = 64 << 20;
+/// Highest id that a tokenizer may use. The largest vocabularies known hold about 260,000; the table is as long as the
+/// highest id, so an id of billions in a small file must not size it.
+pub const ID_MAX: u32 = (1 << 22) - 1;
+/// Bytes of a token of a world vocabulary; its longest has 128.
+pub const WORLD_TOKEN_BYTES_MAX: usize = 1024;
 /// Bytes of a chat template's source.
 pub const TEMPLATE_BYTES_MAX: usize = 256 * 1024;
 /// Tokens of one expression or statement of a chat template, between its delimiters. The template engine's stack grows

@@ -4,11 +4,11 @@ use std::collections::HashMap;
 
 use tokenizers::{DecoderWrapper, PreTokenizerWrapper, Tokenizer as HfTokenizer};
 
-use super::{error::TokenizerError, limits::VOCABULARY_BYTES_MAX};
-
-/// Highest id that a tokenizer may use. The largest vocabularies known hold about 260,000; the table is as long as the
-/// highest id, so an id of billions in a small file must not size it.
-const ID_MAX: u32 = (1 << 22) - 1;
+use super::{
+    error::TokenizerError,
+    limits::{ID_MAX, VOCABULARY_BYTES_MAX},
+    world::WorldVocabulary,
+};
 
 pub(super) struct TokenPieces {
     bytes: Vec<u8>,
@@ -29,9 +29,9 @@ impl TokenPieces {
             .collect();
         // By id, then by string: of two strings under one id the same is taken each time, whatever the map's order.
         tokens.sort_unstable();
-        let Some(&(highest, _)) = tokens.last() else {
-            return Err(TokenizerError::tokenizer("the vocabulary is empty"));
-        };
+        let highest = tokens.last().map(|&(id, _)| id);
+        let highest =
+            highest.ok_or_else(|| TokenizerError::tokenizer("the vocabulary is empty"))?;
         if highest > ID_MAX {
             return Err(TokenizerError::tokenizer(format_args!(
                 "token id {highest} exceeds the limit of {ID_MAX}"
@@ -39,22 +39,41 @@ impl TokenPieces {
         }
 
         let spelling = Spelling::of(tokenizer);
+        Self::collect(tokens, |(id, token), bytes| {
+            if !is_special(*id) {
+                spelling.write(token, bytes);
+            }
+        })
+        .map_err(TokenizerError::tokenizer)
+    }
+
+    /// The tokens of a world vocabulary.
+    pub(super) fn of_world(world: &WorldVocabulary) -> Result<Self, TokenizerError> {
+        let mut tokens: Vec<(u32, &[u8])> = world.tokens().collect();
+        tokens.sort_unstable();
+        Self::collect(tokens, |(_, token), bytes| bytes.extend_from_slice(token))
+            .map_err(TokenizerError::world)
+    }
+
+    /// A table of tokens in the order of their ids, whose bytes `write` adds.
+    fn collect<T>(
+        tokens: Vec<(u32, T)>,
+        write: impl Fn(&(u32, T), &mut Vec<u8>),
+    ) -> Result<Self, String> {
         let mut bytes = Vec::new();
-        let mut ends: Vec<u32> = Vec::with_capacity(highest as usize + 1);
-        for (id, token) in tokens {
-            let id_index = id as usize;
+        let mut ends: Vec<u32> = Vec::with_capacity(tokens.len());
+        for token in tokens {
+            let id_index = token.0 as usize;
             if ends.len() > id_index {
                 continue; // a second string under the same id
             }
             // Ids without a token get an empty piece: they end where the one before ends.
             ends.resize(id_index, bytes.len() as u32);
-            if !is_special(id) {
-                spelling.write(&token, &mut bytes);
-            }
+            write(&token, &mut bytes);
             if bytes.len() > VOCABULARY_BYTES_MAX {
-                return Err(TokenizerError::tokenizer(format_args!(
+                return Err(format!(
                     "the vocabulary's strings exceed {VOCABULARY_BYTES_MAX} bytes"
-                )));
+                ));
             }
             ends.push(bytes.len() as u32);
         }

@@ -11,7 +11,7 @@ pub(super) struct Vocabulary {
     pub(super) control: HashMap<u32, String>,
     /// Ids that stand before every text.
     pub(super) bos: Vec<u32>,
-    /// Whether the chat template is the checkpoint's.
+    /// Whether the chat template is the checkpoint's, or its family's.
     pub(super) has_own_template: bool,
     longest_piece: usize,
 }

@@ -25,7 +25,9 @@ use super::{
     open, pool, stop_if,
     tensor::{QuantizationLoss, Work, check_elements, dtype, dtype_name},
 };
-use crate::{Checkpoint, Source, TensorEntry, find::weight_files, weight_cache::Mixes};
+use crate::{
+    Checkpoint, CheckpointError, Source, TensorEntry, find::weight_files, weight_cache::Mixes,
+};
 
 /// Result of a compression.
 #[derive(Debug, Clone, PartialEq)]
@@ -98,6 +100,14 @@ pub fn compress_checked(
     };
     if checkpoint.gguf.is_some() {
         return Err(CompressError::Gguf { path: path() });
+    }
+    if checkpoint.rwkv.is_some() {
+        return Err(CheckpointError::Unsupported {
+            path: path().display().to_string(),
+            what: "has RWKV's official names, which a container couldn't give back".to_owned(),
+            hint: "compress the model as a Hugging Face folder".to_owned(),
+        }
+        .into());
     }
     if checkpoint.is_container() {
         return Err(CompressError::AlreadyCompressed { path: path() });

@@ -5,41 +5,72 @@ use serde_json::{Map, Value, json};
 
 use super::{super::CheckpointError, Gguf, dialect::GgufFamily, tensor::Tensor};
 
-/// Names of sizes: in LLaDA's `config.json`, in others', and in GGUF below the architecture's prefix.
-const SIZES: [[&str; 3]; 6] = [
-    ["d_model", "hidden_size", "embedding_length"],
-    ["n_layers", "num_hidden_layers", "block_count"],
-    ["n_heads", "num_attention_heads", "attention.head_count"],
-    [
-        "n_kv_heads",
-        "num_key_value_heads",
-        "attention.head_count_kv",
+/// A family's keys of numbers.
+struct NumberKeys {
+    /// Names of sizes: in `config.json`, and in GGUF below the architecture's prefix.
+    sizes: &'static [[&'static str; 2]],
+    floats: &'static [[&'static str; 2]],
+}
+
+static LLADA: NumberKeys = NumberKeys {
+    sizes: &[
+        ["d_model", "embedding_length"],
+        ["n_layers", "block_count"],
+        ["n_heads", "attention.head_count"],
+        ["n_kv_heads", KV_HEADS],
+        ["mlp_hidden_size", "feed_forward_length"],
+        ["max_sequence_length", "context_length"],
     ],
-    [
-        "mlp_hidden_size",
-        "intermediate_size",
-        "feed_forward_length",
+    floats: &[
+        ["rope_theta", ROPE_BASE],
+        ["rms_norm_eps", "attention.layer_norm_rms_epsilon"],
     ],
-    [
-        "max_sequence_length",
-        "max_position_embeddings",
-        "context_length",
+};
+
+/// Llama, Qwen2 and Dream.
+static HUGGING_FACE: NumberKeys = NumberKeys {
+    sizes: &[
+        ["hidden_size", "embedding_length"],
+        ["num_hidden_layers", "block_count"],
+        ["num_attention_heads", "attention.head_count"],
+        ["num_key_value_heads", KV_HEADS],
+        ["intermediate_size", "feed_forward_length"],
+        ["max_position_embeddings", "context_length"],
     ],
-];
-const FLOATS: [[&str; 3]; 2] = [
-    ["rope_theta", "rope_theta", "rope.freq_base"],
-    [
-        "rms_norm_eps",
-        "rms_norm_eps",
-        "attention.layer_norm_rms_epsilon",
+    floats: LLADA.floats,
+};
+
+/// There is no context length in it: llama.cpp writes a million, since there is none.
+static RWKV7: NumberKeys = NumberKeys {
+    sizes: &[
+        ["hidden_size", "embedding_length"],
+        ["num_hidden_layers", "block_count"],
+        ["intermediate_size", "feed_forward_length"],
+        ["head_dim", "wkv.head_size"],
+        ["decay_low_rank_dim", "attention.decay_lora_rank"],
+        ["a_low_rank_dim", "attention.iclr_lora_rank"],
+        ["v_low_rank_dim", "attention.value_residual_mix_lora_rank"],
+        ["gate_low_rank_dim", "attention.gate_lora_rank"],
     ],
-];
+    floats: &[["norm_eps", "attention.layer_norm_epsilon"]],
+};
+
 /// Keys that a file may omit: KV heads default to the query heads, RoPE's base to the family's.
 const KV_HEADS: &str = "attention.head_count_kv";
 const ROPE_BASE: &str = "rope.freq_base";
 
+impl NumberKeys {
+    fn of(family: GgufFamily) -> &'static Self {
+        match family {
+            GgufFamily::Llada => &LLADA,
+            GgufFamily::Llama | GgufFamily::Qwen2 | GgufFamily::Dream => &HUGGING_FACE,
+            GgufFamily::Rwkv7 => &RWKV7,
+        }
+    }
+}
+
 /// Keys of variants that aren't supported, unless they have this value.
-const VARIANTS: [(&str, f64); 7] = [
+const VARIANTS: [(&str, f64); 8] = [
     ("rope.scale_linear", 1.0),
     ("expert_count", 0.0),
     ("attention.clamp_kqv", 0.0),
@@ -47,6 +78,8 @@ const VARIANTS: [(&str, f64); 7] = [
     ("logit_scale", 1.0),
     ("residual_scale", 1.0),
     ("embedding_scale", 1.0),
+    // RWKV: the time mix and the channel mix have the token before each.
+    ("token_shift_count", 2.0),
 ];
 
 impl Gguf {
@@ -62,22 +95,22 @@ impl Gguf {
     /// Names the key that is missing or invalid, or asks for what isn't supported.
     pub fn config(&self) -> Result<Map<String, Value>, CheckpointError> {
         self.check_variant()?;
-        let column = usize::from(self.dialect.model != GgufFamily::Llada);
+        let keys = NumberKeys::of(self.dialect.model);
         let mut config = Map::new();
         // Every size but the number of KV heads is required: a guess would give wrong results.
-        for names in SIZES {
-            let key = self.dialect.key(names[2]);
+        for names in keys.sizes {
+            let key = self.dialect.key(names[1]);
             match self.metadata.whole(&key)? {
-                Some(size) => config.insert(names[column].to_owned(), size.into()),
-                None if names[2] == KV_HEADS => continue,
+                Some(size) => config.insert(names[0].to_owned(), size.into()),
+                None if names[1] == KV_HEADS => continue,
                 None => return Err(self.metadata.problem(&key, "is missing")),
             };
         }
-        for names in FLOATS {
-            let key = self.dialect.key(names[2]);
+        for names in keys.floats {
+            let key = self.dialect.key(names[1]);
             match self.metadata.float(&key)? {
-                Some(number) => config.insert(names[column].to_owned(), number.into()),
-                None if names[2] == ROPE_BASE => continue,
+                Some(number) => config.insert(names[0].to_owned(), number.into()),
+                None if names[1] == ROPE_BASE => continue,
                 None => return Err(self.metadata.problem(&key, "is missing")),
             };
         }
@@ -90,16 +123,18 @@ impl Gguf {
             GgufFamily::Llama => self.add_others(&mut config, "llama")?,
             GgufFamily::Qwen2 => self.add_others(&mut config, "qwen2")?,
             GgufFamily::Dream => self.add_others(&mut config, "Dream")?,
+            GgufFamily::Rwkv7 => self.add_rwkv7(&mut config)?,
         }
         Ok(config)
     }
 
     /// The file's key for a key of `config.json`, for messages.
     pub(super) fn key_of(&self, config_key: &str) -> String {
-        let names = SIZES.iter().chain(&FLOATS);
-        let mut found = names.filter(|names| names[..2].contains(&config_key));
+        let keys = NumberKeys::of(self.dialect.model);
+        let names = keys.sizes.iter().chain(keys.floats);
+        let mut found = names.filter(|names| names[0] == config_key);
         match (found.next(), config_key) {
-            (Some(names), _) => self.dialect.key(names[2]),
+            (Some(names), _) => self.dialect.key(names[1]),
             (None, "mask_token_id") => self.dialect.mask_key.to_owned(),
             (None, "eos_token_id") => "tokenizer.ggml.eos_token_id".to_owned(),
             (None, "head_dim") => self.dialect.key("attention.key_length"),
@@ -170,6 +205,16 @@ impl Gguf {
         Ok(())
     }
 
+    fn add_rwkv7(&self, config: &mut Map<String, Value>) -> Result<(), CheckpointError> {
+        config.insert("model_type".to_owned(), "rwkv7".into());
+        config.insert("vocab_size".to_owned(), self.padded_vocab_size()?.into());
+        config.insert(
+            "tie_word_embeddings".to_owned(),
+            (!self.has_lm_head()).into(),
+        );
+        Ok(())
+    }
+
     /// The head dimension, if the file gives it.
     pub(super) fn head_dim(&self) -> Result<Option<u64>, CheckpointError> {
         let (key, value) = ("attention.key_length", "attention.value_length");
@@ -206,7 +251,7 @@ impl Gguf {
     }
 
     fn mask_token_id(&self) -> Result<Option<u64>, CheckpointError> {
-        if matches!(self.dialect.model, GgufFamily::Llama | GgufFamily::Qwen2) {
+        if self.dialect.model.is_causal() {
             return Ok(None);
         }
         let id = self.metadata.whole(self.dialect.mask_key)?;
@@ -243,7 +288,7 @@ impl Gguf {
             }
         }
         // The architecture says how attention masks; a file that contradicts it is another model.
-        let is_causal = matches!(self.dialect.model, GgufFamily::Llama | GgufFamily::Qwen2);
+        let is_causal = self.dialect.model.is_causal();
         let key = self.dialect.key("attention.causal");
         if let Some(found) = self.metadata.bool(&key)?
             && found != is_causal

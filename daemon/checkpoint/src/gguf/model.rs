@@ -19,7 +19,10 @@ impl Checkpoint {
         let generation = self.generation_config()?;
         let config = ModelConfig::read(&self.config()?, generation.as_ref());
         let Some(gguf) = &self.gguf else {
-            let mut config = config?;
+            let mut config = match &self.rwkv {
+                Some(rwkv) => config.map_err(|error| rwkv.explain(error))?,
+                None => config?,
+            };
             config.shape.tied &= !self.has_quantized_lm_head(&config.shape);
             return Ok(config);
         };

@@ -1,8 +1,10 @@
 //! Converts the tokenizer in a GGUF file to the `tokenizer.json` and `tokenizer_config.json` that it was made from:
-//! byte-level BPE (`gpt2`) with its merges, or SentencePiece's BPE (`llama`) with scores.
+//! byte-level BPE (`gpt2`) with its merges, or SentencePiece's BPE (`llama`) with scores. RWKV's (`rwkv`) becomes the
+//! vocabulary file that it was made from.
 
 mod merges;
 mod split;
+mod world;
 
 use std::collections::HashMap;
 
@@ -13,7 +15,7 @@ use super::{
     super::{CheckpointError, TokenizerFiles},
     Gguf, TOKENS_KEY,
     metadata::Metadata,
-    value::Texts,
+    value::{Numbers, Texts},
 };
 
 const MODEL_KEY: &str = "tokenizer.ggml.model";
@@ -32,6 +34,7 @@ const NAMED: [(&str, &str); 5] = [
 ];
 
 /// Token types in `tokenizer.ggml.token_type`.
+const NORMAL: i64 = 1;
 const UNKNOWN: i64 = 2;
 const CONTROL: i64 = 3;
 const USER_DEFINED: i64 = 4;
@@ -123,25 +126,28 @@ impl Gguf {
             return Ok(None);
         }
         let vocabulary = Vocabulary::read(metadata)?;
-        let description = match kind {
-            Some("gpt2") => byte_level(metadata, &vocabulary)?,
-            Some("llama") => sentence_piece(metadata, &vocabulary)?,
+        let json = |written: Result<Vec<u8>, serde_json::Error>| {
+            written.map_err(|error| metadata.problem(TOKENS_KEY, error.to_string()))
+        };
+        let described = |description: Description<'_>| json(serde_json::to_vec(&description));
+        let tokenizer = match kind {
+            Some("gpt2") => described(byte_level(metadata, &vocabulary)?)?,
+            Some("llama") => described(sentence_piece(metadata, &vocabulary)?)?,
+            Some("rwkv") => world::file(metadata, &vocabulary)?,
             other => {
                 let found = other
                     .unwrap_or_default()
                     .chars()
                     .take(100)
                     .collect::<String>();
-                return Err(
-                    metadata.problem(MODEL_KEY, format!("is {found:?}; known are gpt2 and llama"))
-                );
+                return Err(metadata.problem(
+                    MODEL_KEY,
+                    format!("is {found:?}; known are gpt2, llama and rwkv"),
+                ));
             }
         };
-        let json = |written: Result<Vec<u8>, serde_json::Error>| {
-            written.map_err(|error| metadata.problem(TOKENS_KEY, error.to_string()))
-        };
         Ok(Some(TokenizerFiles {
-            tokenizer: json(serde_json::to_vec(&description))?,
+            tokenizer,
             config: Some(json(serde_json::to_vec(&config(metadata, &vocabulary)?))?),
             template: None,
         }))
@@ -159,7 +165,8 @@ fn config(
             config.insert(name.to_owned(), token.into());
         }
     }
-    if let Some(template) = metadata.text(TEMPLATE_KEY)? {
+    let template = metadata.text(TEMPLATE_KEY)?;
+    if let Some(template) = template.filter(|&template| template != world::TEMPLATE) {
         config.insert("chat_template".to_owned(), template.into());
     }
     Ok(config)
@@ -263,19 +270,9 @@ fn added_tokens(
     metadata: &Metadata,
     vocabulary: &Vocabulary<'_>,
 ) -> Result<Vec<Value>, CheckpointError> {
-    let Some(types) = metadata.numbers(TYPES_KEY)? else {
+    let Some(types) = types(metadata, vocabulary)? else {
         return Ok(Vec::new());
     };
-    if types.len() != vocabulary.tokens.len() {
-        return Err(metadata.problem(
-            TYPES_KEY,
-            format!(
-                "has {} types for {} tokens",
-                types.len(),
-                vocabulary.tokens.len()
-            ),
-        ));
-    }
     let tokens = types.whole().zip(vocabulary.tokens.iter()).enumerate();
     let added = tokens.filter(|(_, (kind, token))| {
         // An empty token would match everywhere in a text.
@@ -289,4 +286,23 @@ fn added_tokens(
         })
     });
     Ok(added.collect())
+}
+
+/// The types of all tokens, if the file has them.
+fn types<'a>(
+    metadata: &'a Metadata,
+    vocabulary: &Vocabulary<'_>,
+) -> Result<Option<&'a Numbers>, CheckpointError> {
+    let types = metadata.numbers(TYPES_KEY)?;
+    match types.filter(|types| types.len() != vocabulary.tokens.len()) {
+        None => Ok(types),
+        Some(types) => Err(metadata.problem(
+            TYPES_KEY,
+            format!(
+                "has {} types for {} tokens",
+                types.len(),
+                vocabulary.tokens.len()
+            ),
+        )),
+    }
 }

@@ -1,6 +1,8 @@
 //! Against the reference implementations' outputs: logits within 5e-4, every token list and every number of passes equal.
 //! `tests/fixtures` holds the checkpoints.
 
+use std::{fs, path::Path};
+
 use sluice_engine::{
     EngineOptions,
     check::{CheckResult, fixture_latents, fixture_logits, fixture_tokens},
@@ -44,8 +46,12 @@ fn all_pass(checks: &[CheckResult]) {
     }
 }
 
-/// Logits of all rows. Weights are resident, streamed from files that the system caches, or past its cache.
 fn check_logits(name: &str) {
+    check_logits_in(&fixture(name));
+}
+
+/// Logits of all rows. Weights are resident, streamed from files that the system caches, or past its cache.
+fn check_logits_in(folder: &Path) {
     let mut met = 0;
     for (share, cache) in [
         (1.0, 0),
@@ -56,7 +62,7 @@ fn check_logits(name: &str) {
     ] {
         let ops = Ops::new(Device::cpu(2).unwrap(), Ledger::default()).unwrap();
         let plan = |shape: &Shape, sources: &[_]| Ok(plan(shape, sources, share, cache));
-        let checks = fixture_logits(&fixture(name), &ops, &plan).unwrap();
+        let checks = fixture_logits(folder, &ops, &plan).unwrap();
         all_pass(&checks);
         met += usize::from(!checks.is_empty());
     }
@@ -110,12 +116,27 @@ fn posteriors_of_latents() {
     }
 }
 
+/// The official file gives what Hugging Face's folder gives.
+#[test]
+fn logits_and_tokens_rwkv7_pth() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["rwkv.pth", "expected.json", "expected.safetensors"] {
+        fs::copy(fixture("rwkv7-tiny").join(name), folder.path().join(name)).unwrap();
+    }
+    check_logits_in(folder.path());
+    check_tokens_in(folder.path(), 3);
+}
+
 fn check_tokens(name: &str, cases: usize) {
+    check_tokens_in(&fixture(name), cases);
+}
+
+fn check_tokens_in(folder: &Path, cases: usize) {
     let options = EngineOptions {
         threads: 2,
         ..EngineOptions::default()
     };
-    let checks = fixture_tokens(&fixture(name), options).unwrap();
+    let checks = fixture_tokens(folder, options).unwrap();
     all_pass(&checks);
     assert_eq!(checks.len(), cases);
 }

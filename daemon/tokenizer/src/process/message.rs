@@ -191,6 +191,7 @@ pub(super) fn send_error(error: &TokenizerError, to: impl Write) -> io::Result<(
             let index = LimitReached::ALL.iter().position(|known| known == limit);
             frame.number(4).number(index.unwrap_or_default())
         }
+        TokenizerError::World { cause } => frame.number(6).bytes(cause.as_bytes()),
         TokenizerError::Template { file, cause } => {
             let source = SOURCES.iter().position(|known| known == file);
             (frame.number(5).bytes(cause.as_bytes())).number(source.unwrap_or_default())
@@ -213,6 +214,7 @@ fn read_error(reading: &mut Reading<'_>) -> io::Result<TokenizerError> {
         1 => TokenizerError::Config { cause },
         2 => TokenizerError::Encode { cause },
         3 => TokenizerError::Process { cause },
+        6 => TokenizerError::World { cause },
         _ => {
             let file = SOURCES.get(reading.number()?);
             let file = file.ok_or(io::ErrorKind::InvalidData)?;

@@ -7,6 +7,8 @@ use sluice_checkpoint::{Checkpoint, Source};
 use sluice_formats::Format;
 use tempfile::TempDir;
 
+mod rwkv7;
+
 use super::writer::{File, Value};
 use crate::checkpoints::fixture;
 
@@ -83,8 +85,12 @@ const OTHERS: Names = Names {
 
 /// A folder with the fixture as a GGUF file and its expected outputs.
 pub(crate) fn folder(name: &str, dialect: Dialect) -> TempDir {
+    folder_of(name, &converted(name, dialect, Format::F32))
+}
+
+/// The same with this file.
+pub(crate) fn folder_of(name: &str, file: &File) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
-    let file = converted(name, dialect, Format::F32);
     fs::write(folder.path().join("model.gguf"), file.bytes()).unwrap();
     for copied in ["expected.json", "expected.safetensors"] {
         fs::copy(fixture(name).join(copied), folder.path().join(copied)).unwrap();
@@ -98,14 +104,13 @@ pub(crate) fn converted(name: &str, dialect: Dialect, format: Format) -> File {
 }
 
 /// A folder's model with matrices rounded to the first format and stored in the second.
-pub(crate) fn converted_folder(
-    folder: &Path,
-    dialect: Dialect,
-    [rounded, stored]: [Format; 2],
-) -> File {
+pub(crate) fn converted_folder(folder: &Path, dialect: Dialect, formats: [Format; 2]) -> File {
     let checkpoint = Checkpoint::open(&Source::Folder(folder.to_owned())).unwrap();
     let config = checkpoint.config().unwrap();
     let model = config["model_type"].as_str().unwrap().to_lowercase();
+    if model == "rwkv7" {
+        return rwkv7::converted(&checkpoint, &config, formats);
+    }
     let names = match &model[..] {
         "llada" => &LLADA,
         _ => &OTHERS,
@@ -127,36 +132,13 @@ pub(crate) fn converted_folder(
     };
     let is_rotated = dialect == Dialect::LlamaCpp && matches!(&model[..], "llada" | "llama");
     let mut add = |from: String, to: String, heads: Option<u32>| {
-        let Some(entry) = checkpoint.tensor(&from) else {
+        let Some((mut numbers, shape)) = elements(&checkpoint, &from) else {
             return;
         };
-        let source = entry.format.clone().unwrap();
-        let count: usize = entry.shape.iter().product();
-        let mut bytes = vec![0; source.bytes(count)];
-        let all = 0..bytes.len() as u64;
-        checkpoint.read_part(entry, all, &mut bytes).unwrap();
-        let mut numbers = vec![0.0; count];
-        source.dequantize(&bytes, &mut numbers);
         if let (Some(heads), true) = (heads, is_rotated) {
-            numbers = in_turn(&numbers, heads as usize, count / entry.shape[0]);
+            numbers = in_turn(&numbers, heads as usize, numbers.len() / shape[0]);
         }
-        let exact = numbers.clone();
-        let format = match entry.shape[..] {
-            [_, width] if rounded.fits(width) => {
-                let mut bytes = vec![0; rounded.bytes(count)];
-                quantize::store(rounded, &numbers, &mut bytes);
-                rounded.dequantize(&bytes, &mut numbers);
-                stored
-            }
-            _ => Format::F32,
-        };
-        let mut bytes = vec![0; format.bytes(count)];
-        match format == rounded {
-            // Elements that are rounded already may be rounded to others again.
-            true => quantize::store(format, &exact, &mut bytes),
-            false => quantize::store(format, &numbers, &mut bytes),
-        }
-        file.add(&to, &entry.shape, format, bytes);
+        add_rounded(&mut file, &to, &shape, numbers, formats);
     };
     for (from, to) in names.whole {
         add(format!("{from}.weight"), format!("{to}.weight"), None);
@@ -171,6 +153,47 @@ pub(crate) fn converted_folder(
     }
     add_rope_factors(&mut file, &config);
     file
+}
+
+/// Elements and shape of a tensor, if there is one of this name.
+fn elements(checkpoint: &Checkpoint, name: &str) -> Option<(Vec<f32>, Vec<usize>)> {
+    let entry = checkpoint.tensor(name)?;
+    let source = entry.format.clone().unwrap();
+    let count: usize = entry.shape.iter().product();
+    let mut bytes = vec![0; source.bytes(count)];
+    let all = 0..bytes.len() as u64;
+    checkpoint.read_part(entry, all, &mut bytes).unwrap();
+    let mut numbers = vec![0.0; count];
+    source.dequantize(&bytes, &mut numbers);
+    Some((numbers, entry.shape.clone()))
+}
+
+/// Adds a tensor: a matrix rounded to the first format and stored in the second where its width allows it.
+fn add_rounded(
+    file: &mut File,
+    name: &str,
+    shape: &[usize],
+    mut numbers: Vec<f32>,
+    [rounded, stored]: [Format; 2],
+) {
+    let count = numbers.len();
+    let exact = numbers.clone();
+    let format = match shape[..] {
+        [_, width] if rounded.fits(width) => {
+            let mut bytes = vec![0; rounded.bytes(count)];
+            quantize::store(rounded, &numbers, &mut bytes);
+            rounded.dequantize(&bytes, &mut numbers);
+            stored
+        }
+        _ => Format::F32,
+    };
+    let mut bytes = vec![0; format.bytes(count)];
+    match format == rounded {
+        // Elements that are rounded already may be rounded to others again.
+        true => quantize::store(format, &exact, &mut bytes),
+        false => quantize::store(format, &numbers, &mut bytes),
+    }
+    file.add(name, shape, format, bytes);
 }
 
 /// Keys that aren't sizes.

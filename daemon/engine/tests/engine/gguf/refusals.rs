@@ -25,9 +25,13 @@ fn check(path: &Path) -> Result<(), CheckpointError> {
 }
 
 fn refusal(spoil: impl FnOnce(&mut File)) -> String {
+    refusal_of("llada-tiny", spoil)
+}
+
+fn refusal_of(name: &str, spoil: impl FnOnce(&mut File)) -> String {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
-    let mut file = converted("llada-tiny", Dialect::LlamaCpp, Format::Q8_0);
+    let mut file = converted(name, Dialect::LlamaCpp, Format::Q8_0);
     spoil(&mut file);
     fs::write(&path, file.bytes()).unwrap();
     let error = check(&path).unwrap_err().to_string();
@@ -90,7 +94,8 @@ fn keys_are_refused_by_their_names_in_the_file() {
 
 #[test]
 fn architectures_and_dialects_are_refused_by_name() {
-    let known = "supported are llama, qwen2, llada, dream, and diffuse with one of the last two";
+    let known =
+        "supported are llama, qwen2, rwkv7, llada, dream, and diffuse with one of the last two";
     let architecture =
         |name: &'static str| refusal(|file| file.set("general.architecture", name.into()));
     assert_eq!(
@@ -177,7 +182,7 @@ fn version_2_is_read_and_a_folder_with_one_file_is_enough() {
     fs::write(folder.path().join("b.gguf"), file.bytes()).unwrap();
     let error = open(folder.path()).unwrap_err().to_string();
     assert!(
-        error.ends_with("holds 2 .gguf files, such as a.gguf; name one of them"),
+        error.ends_with("holds 2 files of models, such as a.gguf; name one of them"),
         "{error}"
     );
     check(&folder.path().join("b.gguf")).unwrap();
@@ -186,4 +191,43 @@ fn version_2_is_read_and_a_folder_with_one_file_is_enough() {
     fs::rename(folder.path().join("b.gguf"), folder.path().join("4d2f")).unwrap();
     std::os::unix::fs::symlink("4d2f", folder.path().join("c.gguf")).unwrap();
     check(&folder.path().join("c.gguf")).unwrap();
+}
+
+#[test]
+fn other_models_with_states_are_refused_by_name() {
+    let refusal = |spoil: &dyn Fn(&mut File)| refusal_of("rwkv7-tiny", spoil);
+    for name in ["rwkv6", "arwkv7"] {
+        let error = refusal(&|file| file.set("general.architecture", name.into()));
+        let expected = format!("unsupported architecture {name:?}; supported are llama");
+        assert!(error.starts_with(&expected), "{error}");
+    }
+    let mixes = "blk.1.time_mix_lerp_fused.weight";
+    assert_eq!(
+        refusal(&|file| file.tensor(mixes).shape[0] = 5),
+        format!("FILE has 5 vectors in {mixes}, not 6")
+    );
+    assert_eq!(
+        refusal(&|file| file.set("rwkv7.attention.gate_lora_rank", Value::U32(0))),
+        "FILE: rwkv7.attention.gate_lora_rank is 0, not a whole number from 1 to 128"
+    );
+    assert_eq!(
+        refusal(&|file| file.set("rwkv7.wkv.head_size", Value::U32(32))),
+        "FILE: rwkv7.wkv.head_size is 32; only 64, as in all published models, is supported"
+    );
+    assert_eq!(
+        refusal(&|file| file.set("rwkv7.token_shift_count", Value::U32(1))),
+        "FILE: rwkv7.token_shift_count is 1, which is not supported"
+    );
+    assert_eq!(
+        refusal(&|file| file.unset("rwkv7.attention.layer_norm_epsilon")),
+        "FILE: rwkv7.attention.layer_norm_epsilon is missing"
+    );
+    assert_eq!(
+        refusal(&|file| file.tensors.retain(|tensor| tensor.name != mixes)),
+        format!("tensor {mixes} is missing")
+    );
+    assert_eq!(
+        refusal(&|file| file.tensor("blk.1.time_mix_w1.weight").shape = vec![8, 256]),
+        "tensor blk.1.time_mix_w1.weight has shape [8, 256]; the configuration requires [16, 128]"
+    );
 }

@@ -90,6 +90,35 @@ fn sentence_piece() -> Vec<(String, Value)> {
     .into()
 }
 
+/// Keys of a world tokenizer: bytes as the converter spells them, some words, and what fills the vocabulary up.
+fn world() -> Vec<(String, Value)> {
+    let mut tokens = vec!["<s>".to_owned()];
+    tokens.extend((0..=u8::MAX).map(|byte| match byte {
+        b'\t' => "\\t".to_owned(),
+        b'\n' => "\\n".to_owned(),
+        b'\r' => "\\r".to_owned(),
+        b'\\' => "\\\\".to_owned(),
+        b' '..=b'~' => char::from(byte).to_string(),
+        _ => format!("\\x{byte:02x}"),
+    }));
+    tokens.extend(["User", "\\n\\n", "caf\\xc3\\xa9", "[PAD260]"].map(str::to_owned));
+    let kinds = (0..tokens.len()).map(|id| match id {
+        0 => 3,
+        260 => 5,
+        _ => 1,
+    });
+    let kinds = kinds.collect();
+    [
+        ("model", "rwkv".into()),
+        ("tokens", Value::Texts(tokens)),
+        ("token_type", Value::I32s(kinds)),
+        ("bos_token_id", Value::U32(0)),
+        ("eos_token_id", Value::U32(0)),
+    ]
+    .map(|(key, value)| (format!("tokenizer.ggml.{key}"), value))
+    .into()
+}
+
 fn file(keys: Vec<(String, Value)>) -> File {
     let mut file = File::new("llama");
     keys.into_iter()
@@ -209,6 +238,47 @@ fn texts_begin_with_a_mark_where_the_file_or_its_kind_says_so() {
 }
 
 #[test]
+fn the_longest_token_of_a_world_vocabulary_comes_first() {
+    let mut file = file(world());
+    let text = tokenizer(&file);
+    assert_eq!(
+        pieces(&text, "User\n\ncafé\\\0'"),
+        ["User", "\n\n", "café", "\\", "\0", "'"]
+    );
+    let control = text.encode("<s>[PAD260]").unwrap();
+    assert!(!control.contains(&0) && !control.contains(&260));
+    assert_eq!(text.encode("ü").unwrap(), [1 + 0xC3, 1 + 0xBC]);
+
+    // The template by llama.cpp's name for it is its own; another is the file's.
+    file.set("tokenizer.chat_template", "rwkv-world".into());
+    let spelled = |text: &Tokenizer, turns: &[_]| {
+        let ids = text.encode_chat(turns).unwrap();
+        String::from_utf8(text.decode_with_specials(&ids)).unwrap()
+    };
+    let turns = [("user", "hi")];
+    let expected = "User: hi\n\nAssistant:";
+    assert_eq!(spelled(&text, &turns), expected);
+    assert_eq!(spelled(&tokenizer(&file), &turns), expected);
+    file.set(
+        "tokenizer.chat_template",
+        "{{ bos_token }}[{{ messages[0].content }}]".into(),
+    );
+    let text = tokenizer(&file);
+    assert_eq!(spelled(&text, &turns), "<s>[hi]");
+    assert_eq!(text.encode_chat(&turns).unwrap()[0], 0);
+
+    let mut keys = world();
+    keys[1].1 = Value::Texts(vec!["<s>".to_owned(), "\\q".to_owned()]);
+    keys.remove(2);
+    let error = Gguf::parse(&self::file(keys).bytes()).unwrap().tokenizer();
+    let error = error.unwrap_err().to_string();
+    assert!(
+        error.ends_with(r#"has an escape that is none in token 1: "\\q""#),
+        "{error}"
+    );
+}
+
+#[test]
 fn a_file_without_a_tokenizer_has_none() {
     let file = File::new("llama");
     assert!(
@@ -251,7 +321,7 @@ fn an_unfit_tokenizer_is_refused_by_its_key() {
         ),
         (
             |file| file.set("tokenizer.ggml.model", "bert".into()),
-            "model is \"bert\"; known are gpt2 and llama",
+            "model is \"bert\"; known are gpt2, llama and rwkv",
         ),
         (
             |file| {

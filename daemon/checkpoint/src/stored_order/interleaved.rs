@@ -12,9 +12,9 @@ use super::super::CheckpointError;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in super::super) struct Interleaved {
     /// Rows of a head, an even number.
-    pub(super) head_rows: u64,
+    pub(in super::super) head_rows: u64,
     /// Bytes of a row.
-    pub(super) row_bytes: u64,
+    pub(in super::super) row_bytes: u64,
 }
 
 impl Interleaved {
@@ -23,7 +23,7 @@ impl Interleaved {
     }
 
     /// Whether a part of the tensor consists of whole heads.
-    pub(in super::super) fn is_whole(&self, part: &Range<u64>) -> bool {
+    pub(super) fn is_whole(&self, part: &Range<u64>) -> bool {
         [part.start, part.end]
             .iter()
             .all(|end| end.is_multiple_of(self.head_bytes()))
@@ -33,7 +33,7 @@ impl Interleaved {
     ///
     /// # Errors
     /// The errors of `read`.
-    pub(in super::super) fn read(
+    pub(super) fn read(
         &self,
         part: Range<u64>,
         mut out: &mut [u8],
@@ -61,7 +61,7 @@ impl Interleaved {
     }
 
     /// Puts whole heads in order.
-    pub(in super::super) fn sort(&self, heads: &mut [u8]) {
+    pub(super) fn sort(&self, heads: &mut [u8]) {
         let row_bytes = self.row_bytes as usize;
         let mut stored = Vec::new();
         for head in heads.chunks_exact_mut(self.head_bytes() as usize) {
