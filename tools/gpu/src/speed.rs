@@ -1,15 +1,16 @@
 //! How fast a device's operations are.
 
 use sluice_cuda::{self as cuda, Gpu};
-use sluice_formats::Format;
+use sluice_formats::{DType, Format};
 use sluice_machine::{MemoryKind, page::Page};
 use sluice_ops::{
     Activation, AttentionKeys, AttentionRange, AttentionShape, KeyRows, KeySegment, Ops, OpsError,
+    PassStates, StateShape, TimeMixInputs,
     device::{Device, DeviceBuffer},
     ledger::Ledger,
     measure::{CompressedSample, FILL_BYTE, GpuSample},
 };
-use sluice_weights::{Weight, WeightData};
+use sluice_weights::{RWKV7_HEAD_DIM, Weight, WeightData};
 
 use sluice_engine::EngineError;
 
@@ -35,7 +36,7 @@ pub struct SpeedSizes {
     pub hidden_size: usize,
     /// Row counts of the matmuls.
     pub rows: Vec<usize>,
-    /// Canvas lengths of the attention.
+    /// Canvas lengths of the attention, and rows of the time mix.
     pub canvases: Vec<usize>,
 }
 
@@ -58,14 +59,15 @@ const RUN_S: f64 = 2e-3;
 const LAUNCHES_MAX: usize = 32;
 /// An operation that takes this long needs no more runs.
 const SLOW_S: f64 = 1.0;
-/// Matrices of the most rows, in `f32`, that exist at once: queries, keys, values, results, and one on its way there.
-const MATRICES: usize = 6;
+/// Matrices of the most rows, in `f32`, that exist at once: the six that a time mix reads, its results, and one on its
+/// way there.
+const MATRICES: usize = 8;
 /// Rows of the decompressed matrix, in multiples of its width: a matrix of LLaDA-8B's MLP.
 const DECOMPRESSED_WIDTHS: usize = 3;
 /// Rows of a compressed chunk, as containers have them.
 const CHUNK_ROWS: usize = 256;
 
-/// Times matmuls with weights in every format, and attention of one canvas; on a GPU also matmuls by its library beside
+/// Times matmuls with weights in every format, attention of one canvas, and the time mix of one sequence; on a GPU also matmuls by its library beside
 /// those by kernels, decompression of every scheme, and matmuls with dictionary-compressed weights as they are. `report`
 /// is called with each as it is done.
 ///
@@ -99,6 +101,7 @@ pub fn speeds(
     }
     for canvas in &sizes.canvases {
         clock.attention(*canvas)?;
+        clock.time_mix(*canvas)?;
     }
     Ok(())
 }
@@ -345,6 +348,47 @@ impl SpeedTest<'_> {
             seconds,
             operations: 4.0 * (canvas * canvas * width) as f64,
             bytes: (4 * canvas * width * number.bytes()) as f64,
+            decompressed_bytes: None,
+        });
+        Ok(())
+    }
+
+    /// Times the time mix of RWKV-7's first layer.
+    fn time_mix(&mut self, rows: usize) -> Result<(), EngineError> {
+        let (width, number) = (self.sizes.hidden_size, self.ops.device().dtype());
+        let values = vec![0.5; rows * width];
+        let matrix = || self.ops.matrix(rows, width, &values, number);
+        let inputs: Vec<_> = (0..6).map(|_| matrix()).collect::<Result<_, _>>()?;
+        let vectors = self
+            .ops
+            .matrix(7, width, &vec![0.5; 7 * width], DType::F32)?;
+        let mix = TimeMixInputs {
+            receptance: &inputs[0],
+            decay: &inputs[1],
+            key: &inputs[2],
+            value: &inputs[3],
+            learning_rate: &inputs[4],
+            gate: &inputs[5],
+            first_value: None,
+            vectors: &vectors,
+            epsilon: 64e-5,
+        };
+        let mut state = self.ops.recurrent_state(StateShape {
+            layers: 1,
+            hidden_size: width,
+        })?;
+        let mut states = PassStates::default();
+        states.add(0..rows, &mut state, None);
+        let seconds = self.median(|ops, _| ops.time_mix(&mix, &mut states, 0).map(drop))?;
+        let heads = width / RWKV7_HEAD_DIM;
+        let state_bytes = 2 * width * RWKV7_HEAD_DIM * size_of::<f32>();
+        (self.report)(&OperationSpeed {
+            name: format!("time mix, {rows} rows, {heads} heads"),
+            seconds,
+            // For each element of the state and each row: what is removed, three products for what it becomes, and what
+            // it gives.
+            operations: 10.0 * (rows * width * RWKV7_HEAD_DIM) as f64,
+            bytes: (7 * rows * width * number.bytes() + state_bytes) as f64,
             decompressed_bytes: None,
         });
         Ok(())
