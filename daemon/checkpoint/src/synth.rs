@@ -7,6 +7,7 @@
 mod config;
 mod elements;
 mod error;
+mod fresh;
 mod layout;
 
 use std::{

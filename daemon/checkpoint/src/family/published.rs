@@ -1,6 +1,8 @@
 //! Shapes of published models.
 
-use sluice_weights::{LayerKind, Shape, TensorNaming};
+use sluice_weights::{
+    LayerKind, RECURRENT_CONTEXT_LENGTH, RWKV7_HEAD_DIM, Rwkv7Ranks, Shape, TensorNaming,
+};
 
 use super::{Family, ModelConfig};
 
@@ -37,7 +39,7 @@ impl PublishedShape {
 
 /// Shapes of published models. LLaDA-1B has no published configuration: its context is that of its training, and its
 /// vocabulary is LLaDA-8B's, which agrees with the paper's 1.49 B parameters.
-pub static PUBLISHED_SHAPES: [PublishedShape; 5] = [
+pub static PUBLISHED_SHAPES: [PublishedShape; 9] = [
     PublishedShape {
         name: "llada-8b",
         repository: "GSAI-ML/LLaDA-8B-Instruct",
@@ -138,7 +140,47 @@ pub static PUBLISHED_SHAPES: [PublishedShape; 5] = [
             layer_kind: LayerKind::Attention,
         },
     },
+    rwkv7("rwkv7-0.1b", 12, 768, [64, 64, 32, 128]),
+    rwkv7("rwkv7-0.4b", 24, 1024, [64, 64, 32, 128]),
+    rwkv7("rwkv7-1.5b", 24, 2048, [96, 96, 64, 256]),
+    rwkv7("rwkv7-2.9b", 32, 2560, [96, 96, 64, 320]),
 ];
+
+/// A published RWKV-7, which all have the same vocabulary. Ranks are those of the decay, the learning rate, the value and
+/// the gate.
+const fn rwkv7(
+    name: &'static str,
+    layers: usize,
+    width: usize,
+    ranks: [usize; 4],
+) -> PublishedShape {
+    let [decay, learning_rate, value, gate] = ranks;
+    PublishedShape {
+        name,
+        repository: "BlinkDL/rwkv-7-world",
+        family: Family::Rwkv7,
+        shape: Shape {
+            naming: TensorNaming::HuggingFace,
+            layers,
+            hidden_size: width,
+            attention_heads: width / RWKV7_HEAD_DIM,
+            kv_heads: width / RWKV7_HEAD_DIM,
+            head_dim: RWKV7_HEAD_DIM,
+            intermediate_size: 4 * width,
+            padded_vocab_size: 65_536,
+            context_length: RECURRENT_CONTEXT_LENGTH,
+            causal: true,
+            tied: false,
+            biases: false,
+            layer_kind: LayerKind::Rwkv7(Rwkv7Ranks {
+                decay,
+                learning_rate,
+                value,
+                gate,
+            }),
+        },
+    }
+}
 
 #[cfg(test)]
 mod tests {
@@ -153,6 +195,10 @@ mod tests {
             ("tinyllama-1.1b", 1_100_048_384),
             ("llama-3.1-8b", 8_030_261_248),
             ("dream-7b", 7_615_616_512),
+            ("rwkv7-0.1b", 191_034_624),
+            ("rwkv7-0.4b", 450_767_872),
+            ("rwkv7-1.5b", 1_527_404_544),
+            ("rwkv7-2.9b", 2_947_735_040),
         ] {
             let preset = PublishedShape::find(name).unwrap();
             assert_eq!(preset.shape().parameters(), parameters, "{name}");

@@ -1,7 +1,7 @@
 //! `config.json` of a shape, with the keys that its family is read by.
 
 use serde_json::{Value, json};
-use sluice_weights::{LayerKind, Shape, TensorNaming};
+use sluice_weights::{LayerKind, Rwkv7Ranks, Shape, TensorNaming};
 
 use super::SynthDType;
 use crate::{CheckpointError, family::ModelConfig};
@@ -42,6 +42,9 @@ pub fn check(shape: &Shape) -> Result<(), CheckpointError> {
 pub(super) fn config(shape: &Shape, element: SynthDType) -> Value {
     let mut config = match (shape.naming, shape.causal, shape.biases) {
         (TensorNaming::Llada, ..) => llada(shape),
+        (TensorNaming::HuggingFace, ..) if let LayerKind::Rwkv7(ranks) = &shape.layer_kind => {
+            rwkv7(shape, ranks)
+        }
         (TensorNaming::HuggingFace, true, false) => {
             hugging_face(shape, "LlamaForCausalLM", "llama")
         }
@@ -93,6 +96,30 @@ fn llada(shape: &Shape) -> Value {
         "input_emb_norm": false,
         "scale_logits": false,
         "alibi": false,
+    })
+}
+
+fn rwkv7(shape: &Shape, ranks: &Rwkv7Ranks) -> Value {
+    json!({
+        "architectures": ["RWKV7ForCausalLM"],
+        "model_type": "rwkv7",
+        "attn_mode": "chunk",
+        "hidden_act": "sqrelu",
+        "hidden_size": shape.hidden_size,
+        "num_hidden_layers": shape.layers,
+        "head_dim": shape.head_dim,
+        "num_heads": shape.attention_heads,
+        "intermediate_size": shape.intermediate_size,
+        "vocab_size": shape.padded_vocab_size,
+        "decay_low_rank_dim": ranks.decay,
+        "a_low_rank_dim": ranks.learning_rate,
+        "v_low_rank_dim": ranks.value,
+        "gate_low_rank_dim": ranks.gate,
+        "norm_first": true,
+        "norm_bias": true,
+        "norm_eps": EPSILON,
+        "tie_word_embeddings": shape.tied,
+        "eos_token_id": 0,
     })
 }
 

@@ -6,7 +6,7 @@ use std::f64::consts::TAU;
 use half::{bf16, f16};
 use sluice_formats::noise::Noise;
 
-use super::{SynthDType, layout::ElementBlock};
+use super::{SynthDType, fresh::FreshTensor, layout::ElementBlock};
 
 /// Standard deviation with which training of LLaDA and most Llama-like models begins.
 const SPREAD: f64 = 0.02;
@@ -25,8 +25,8 @@ enum Table {
 
 struct Choices<T> {
     random: Box<[T; CHOICES]>,
-    /// The element 1, for norms.
-    one: T,
+    /// Rounds an element.
+    round: fn(f32) -> T,
 }
 
 impl RandomElements {
@@ -64,7 +64,7 @@ impl RandomElements {
 impl<T: bytemuck::Pod> Choices<T> {
     /// Tabulates the Box-Muller transform of all pairs of 256 radii and 256 angles. Angles lie a quarter of a step off
     /// the axis, so that no two have the same cosine, and each value's negative is in the table as well.
-    fn new(round: impl Fn(f32) -> T) -> Self {
+    fn new(round: fn(f32) -> T) -> Self {
         let number = |index: usize| {
             let (radius, angle) = (index / 256, index % 256);
             let radius = (-2.0 * ((radius as f64 + 0.5) / 256.0).ln()).sqrt();
@@ -78,23 +78,29 @@ impl<T: bytemuck::Pod> Choices<T> {
             random: random
                 .try_into()
                 .unwrap_or_else(|_| unreachable!("as many as were counted")),
-            one: round(1.0),
+            round,
         }
     }
 
     fn fill<'a>(&self, noise: Noise, job: &ElementBlock, buffer: &'a mut [u64]) -> &'a [u8] {
         let out: &mut [T] = &mut bytemuck::cast_slice_mut(buffer)[..job.count];
-        if job.is_norm {
-            out.fill(self.one);
-        } else {
-            // Seeded by the block's place, not by the thread: the order of blocks doesn't matter.
-            let place = noise.uniform(job.tensor, job.block, 0);
-            let mut random = Random(place.to_bits());
-            let mut fours = out.chunks_exact_mut(4);
-            for four in &mut fours {
-                self.choose(random.next(), four);
+        match job.fresh {
+            FreshTensor::Constant(value) => out.fill((self.round)(value)),
+            FreshTensor::Rwkv7(vector) => {
+                for (channel, element) in out.iter_mut().enumerate() {
+                    *element = (self.round)(vector.element(channel));
+                }
             }
-            self.choose(random.next(), fours.into_remainder());
+            FreshTensor::Random => {
+                // Seeded by the block's place, not by the thread: the order of blocks doesn't matter.
+                let place = noise.uniform(job.tensor, job.block, 0);
+                let mut random = Random(place.to_bits());
+                let mut fours = out.chunks_exact_mut(4);
+                for four in &mut fours {
+                    self.choose(random.next(), four);
+                }
+                self.choose(random.next(), fours.into_remainder());
+            }
         }
         bytemuck::cast_slice(out)
     }

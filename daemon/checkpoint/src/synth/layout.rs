@@ -1,9 +1,9 @@
 //! The layout of a synthetic checkpoint: shards, their headers and the index.
 
 use serde_json::{Map, Value, json};
-use sluice_weights::{Shape, TensorPart};
+use sluice_weights::Shape;
 
-use super::SynthDType;
+use super::{SynthDType, fresh::FreshTensor};
 
 /// File name of the shard index.
 pub(super) const INDEX: &str = "model.safetensors.index.json";
@@ -27,7 +27,7 @@ pub(super) struct ShardLayout {
 struct Tensor {
     name: String,
     shape: Vec<usize>,
-    is_norm: bool,
+    fresh: FreshTensor,
 }
 
 impl Tensor {
@@ -43,8 +43,8 @@ pub(super) struct ElementBlock {
     pub(super) tensor: u64,
     /// Index of the block in the tensor.
     pub(super) block: u64,
-    /// Whether it belongs to a norm, whose weights are all ones.
-    pub(super) is_norm: bool,
+    /// What its elements are. Vectors are one block.
+    pub(super) fresh: FreshTensor,
     /// Number of elements.
     pub(super) count: usize,
     /// Offset in the shard's file.
@@ -54,10 +54,7 @@ pub(super) struct ElementBlock {
 impl ShardLayout {
     pub(super) fn new(shape: &Shape, element: SynthDType) -> Self {
         let tensors = shape.stored().map(|spec| Tensor {
-            is_norm: matches!(
-                spec.part,
-                TensorPart::AttentionNorm | TensorPart::MlpNorm | TensorPart::FinalNorm
-            ),
+            fresh: FreshTensor::of(&spec, shape.layers),
             name: spec.name,
             shape: spec.shape,
         });
@@ -152,7 +149,7 @@ impl ShardLayout {
             (0..numbers.div_ceil(stride)).map(move |block| ElementBlock {
                 tensor: (first + index) as u64,
                 block,
-                is_norm: tensor.is_norm,
+                fresh: tensor.fresh,
                 count: stride.min(numbers - block * stride) as usize,
                 offset: start + block * stride * self.dtype.bytes(),
             })

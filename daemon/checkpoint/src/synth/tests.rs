@@ -204,6 +204,28 @@ fn other_families_have_their_tensors_and_biases() {
 }
 
 #[test]
+fn an_rwkv_7_begins_as_its_training_does() {
+    let mut synthesis = tiny();
+    synthesis.shape = Shape {
+        layers: 2,
+        padded_vocab_size: 256,
+        ..PublishedShape::find("rwkv7-0.1b").unwrap().shape().clone()
+    };
+    let (_folder, checkpoint) = written(&synthesis);
+    assert_eq!(checkpoint.model().unwrap().shape, synthesis.shape);
+    checkpoint.sources(synthesis.shape.tensors()).unwrap();
+    let of = |name: &str| elements(&checkpoint, Format::Bf16, &format!("model.layers.1.{name}"));
+    assert!(of("attn.g_norm.weight").iter().all(|&value| value == 1.0));
+    assert!(of("ffn_norm.bias").iter().all(|&value| value == 0.0));
+    let mix = of("attn.x_k");
+    assert!(mix.is_sorted_by(|a, b| a >= b) && mix[0] == 1.0 && mix[767] < 0.1);
+    let decay = of("attn.w_lora.lora.2.bias");
+    assert!(decay[0] < -7.0 && decay[767] > 2.0);
+    let matrix = of("attn.w_lora.lora.0.weight");
+    assert!(matrix.iter().any(|&value| value > 0.05));
+}
+
+#[test]
 fn what_exists_is_not_overwritten() {
     let folder = TempDir::new().unwrap();
     let file = folder.path().join("notes");

@@ -9,7 +9,9 @@ use sluice_checkpoint::{
 };
 use sluice_engine::{Engine, EngineOptions, Generate, ModelId, Outcome, PlanSettings, Work};
 use sluice_shared::{level::Level, sampling::EosPolicy};
-use sluice_weights::{LayerKind, Shape, TensorNaming};
+use sluice_weights::{
+    LayerKind, RECURRENT_CONTEXT_LENGTH, RWKV7_HEAD_DIM, Rwkv7Ranks, Shape, TensorNaming,
+};
 
 /// With heads that share keys, a MLP whose width is odd, and more than one block of elements.
 fn shape() -> Shape {
@@ -56,6 +58,29 @@ fn so_does_one_of_every_other_family() {
         };
         check(&other, SynthDType::Bf16);
     }
+}
+
+#[test]
+fn so_does_one_with_a_state() {
+    let ranks = Rwkv7Ranks {
+        decay: 32,
+        learning_rate: 16,
+        value: 8,
+        gate: 64,
+    };
+    let shape = Shape {
+        naming: TensorNaming::HuggingFace,
+        hidden_size: 128,
+        attention_heads: 2,
+        kv_heads: 2,
+        head_dim: RWKV7_HEAD_DIM,
+        intermediate_size: 512,
+        context_length: RECURRENT_CONTEXT_LENGTH,
+        causal: true,
+        layer_kind: LayerKind::Rwkv7(ranks),
+        ..shape()
+    };
+    check(&shape, SynthDType::Bf16);
 }
 
 /// Written, then loaded as it is and in eight bits, with a converted copy on disk.
