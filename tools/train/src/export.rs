@@ -1,20 +1,16 @@
-//! From a checkpoint to a folder that reads like any LLaDA model, or like any Llama where attention is causal
-//! (configuration, BF16 weights, tokenizer), and back to a model to train on. The model card is written once the model has
-//! been judged.
+//! From a checkpoint to a folder that reads like any model of its family (configuration, BF16 weights, tokenizer), and
+//! back to a model to train on. The model card is written once the model has been judged.
 
 use std::{collections::BTreeMap, path::Path};
 
 use anyhow::{Context, Result, ensure};
 use candle_core::Device;
 use half::bf16;
-use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+use safetensors::{Dtype, tensor::TensorView};
 use serde_json::Value;
 
 use crate::{
-    config::{EMBEDDING, HEAD, ModelConfig, llama},
-    file,
-    model::Model,
-    vocabulary::Vocabulary,
+    config::ModelConfig, file, model::Model, vocabulary::Vocabulary, weights_file::WeightFiles,
 };
 
 const CONFIG_NAME: &str = "config.json";
@@ -28,13 +24,8 @@ pub const WEIGHTS_NAME: &str = "model.safetensors";
 /// Writes the folder; files already there are replaced one by one, the weights as a whole.
 pub fn export(folder: &Path, model: &Model, vocabulary: &Vocabulary) -> Result<()> {
     std::fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
-    let causal = model.config.causal;
-    let config = if causal {
-        llama::to_json(&model.config, vocabulary.begin_id, &vocabulary.eos_ids())
-    } else {
-        let (mask_id, end_id) = (vocabulary.mask_id, vocabulary.end_id);
-        model.config.to_llada_json(mask_id, end_id)
-    };
+    let causal = model.config.causal();
+    let config = model.config.to_json(&vocabulary.special_ids())?;
     write_json(&folder.join(CONFIG_NAME), &config)?;
     write_json(
         &folder.join("tokenizer_config.json"),
@@ -53,8 +44,8 @@ fn write_json(path: &Path, value: &Value) -> Result<()> {
     std::fs::write(path, text).with_context(|| format!("write {}", path.display()))
 }
 
-/// The model of a folder that [`export`] wrote, which must have this shape but for its vocabulary. A token that it lacks begins as
-/// the mean of those that it writes instead.
+/// The model of a folder, which must have this shape but for its vocabulary. A token that it lacks begins as the mean of
+/// those that it writes instead.
 pub fn read(
     folder: &Path,
     config: &ModelConfig,
@@ -62,37 +53,24 @@ pub fn read(
     device: &Device,
 ) -> Result<Model> {
     let found = read_config(folder)?;
-    let mut fitting = config.clone();
     // The vocabulary may differ, since its rows are carried over by token below; everything else must be the same.
-    fitting.vocab_size = found.vocab_size;
     ensure!(
-        found == fitting,
+        found == config.clone().with_vocab_size(found.vocab_size()),
         "the model in {} has another shape: {found:?}",
         folder.display()
     );
-    let path = folder.join(WEIGHTS_NAME);
-    let file = std::fs::read(&path).with_context(|| format!("read {}", path.display()))?;
-    let tensors = SafeTensors::deserialize(&file)
-        .with_context(|| format!("understand {}", path.display()))?;
+    let files = WeightFiles::open(folder)?;
     let mut weights: BTreeMap<String, Vec<f32>> = BTreeMap::new();
-    for ((name, _), spec) in found.tensors().into_iter().zip(found.shape().tensors()) {
-        let view = tensors
-            .tensor(&spec.name)
-            .with_context(|| format!("find {}", spec.name))?;
-        ensure!(view.dtype() == Dtype::BF16, "{name} is not in BF16");
-        let values = view
-            .data()
-            .chunks_exact(2)
-            .map(|two| bf16::from_le_bytes([two[0], two[1]]).to_f32());
-        weights.insert(name, values.collect());
+    for ((name, shape), file_name) in found.tensors().into_iter().zip(found.file_names()) {
+        weights.insert(name, files.read(&file_name, &shape)?);
     }
     let before = Vocabulary::load(&folder.join(TOKENIZER_NAME))?;
     let same = vocabulary.in_terms_of(&before)?;
-    for name in [EMBEDDING, HEAD] {
+    for name in config.token_tensors() {
         let rows = weights
-            .get_mut(name)
+            .get_mut(*name)
             .context("the shape lists no such tensor")?;
-        *rows = carried(rows, &same, config.d_model, config.vocab_size);
+        *rows = carried(rows, &same, config.width(), config.vocab_size());
     }
     Model::from_weights(config.clone(), weights, device)
 }
@@ -116,25 +94,20 @@ pub fn read_config(folder: &Path) -> Result<ModelConfig> {
     let path = folder.join(CONFIG_NAME);
     let text = std::fs::read(&path).with_context(|| format!("read {}", path.display()))?;
     let json: Value = serde_json::from_slice(&text)?;
-    let config = if json["model_type"] == llama::MODEL_TYPE {
-        llama::from_json(json)
-    } else {
-        serde_json::from_value(json)
-    };
-    config.with_context(|| format!("understand {}", path.display()))
+    ModelConfig::from_json(json).with_context(|| format!("understand {}", path.display()))
 }
 
 /// The weights file of a model; the same weights always give the same bytes.
 pub fn weights(model: &Model) -> Result<Vec<u8>> {
     let mut parts = Vec::new();
     // Named as the family names them, in the order of the variables.
-    for (spec, (_, variable)) in model.config.shape().tensors().iter().zip(model.variables()) {
+    for (name, (_, variable)) in model.config.file_names().into_iter().zip(model.variables()) {
         let values = variable.flatten_all()?.to_vec1::<f32>()?;
         let data: Vec<u8> = values
             .iter()
             .flat_map(|value| bf16::from_f32(*value).to_le_bytes())
             .collect();
-        parts.push((spec.name.clone(), variable.dims().to_vec(), data));
+        parts.push((name, variable.dims().to_vec(), data));
     }
     let views = parts
         .iter()

@@ -28,6 +28,7 @@ pub mod parallel;
 pub mod quantization;
 pub mod schedule;
 pub mod trainer;
+pub mod weights_file;
 
 pub mod export;
 pub mod judge;

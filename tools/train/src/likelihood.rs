@@ -137,18 +137,18 @@ fn held_out<R: Send>(
     let results = parallel::map(options.threads, &numbers, |number| {
         let sample = corpus::sample(Split::HeldOut, options.seed, *number);
         let padding = |answer_length: usize| {
-            if model.config.causal {
+            if model.config.causal() {
                 0
             } else {
                 answer_length.next_multiple_of(CANVAS_MULTIPLE) - answer_length
             }
         };
-        let length_max = model.config.max_sequence_length;
+        let length_max = model.config.length_max();
         let Some(canvas) = OwnedCanvas::new(vocabulary, &sample, padding, length_max)? else {
             return Ok(None);
         };
         let mut random = Random::new(options.seed ^ 0x626f_756e, *number);
-        let rows: Vec<_> = if model.config.causal {
+        let rows: Vec<_> = if model.config.causal() {
             let mut row = objective::shift(canvas.borrow());
             row.weights.fill(1.0);
             vec![row]

@@ -8,14 +8,14 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use candle_core::Device;
 use clap::{Args, Parser, Subcommand};
 use sluice_shared::level::Level;
 use sluice_train::{
     batch::BatchOptions,
     card, checkpoint,
-    config::ModelConfig,
+    config::TransformerConfig,
     corpus::{self, Split},
     device::DeviceKind,
     export, judge, likelihood,
@@ -251,25 +251,24 @@ fn train(arguments: TrainArguments, threads: usize) -> Result<()> {
         vocabulary
     };
     // Padded to a multiple of 256 rows, which block formats can divide.
-    let demonstration = ModelConfig::demonstration(vocabulary.len().next_multiple_of(256));
-    let shape = if let Some(folder) = &arguments.from {
-        ModelConfig {
-            vocab_size: demonstration.vocab_size,
-            ..export::read_config(folder)?
-        }
+    let rows = vocabulary.len().next_multiple_of(256);
+    let config = if let Some(folder) = &arguments.from {
+        export::read_config(folder)?.with_vocab_size(rows)
     } else {
-        ModelConfig {
+        TransformerConfig {
             d_model: arguments.width,
             n_heads: arguments.heads,
             n_layers: arguments.layers,
             mlp_hidden_size: arguments.mlp,
-            ..demonstration
+            causal: arguments.objective == Objective::Autoregressive,
+            ..TransformerConfig::demonstration(rows)
         }
+        .into()
     };
-    let config = ModelConfig {
-        causal: arguments.objective == Objective::Autoregressive,
-        ..shape
-    };
+    ensure!(
+        config.causal() == (arguments.objective == Objective::Autoregressive),
+        "a network for another objective"
+    );
     println!(
         "{} tokens, {:.2} M parameters",
         vocabulary.len(),
@@ -282,7 +281,7 @@ fn train(arguments: TrainArguments, threads: usize) -> Result<()> {
             objective: arguments.objective,
             parts: arguments.parts,
             part_tokens: arguments.part_tokens,
-            length_max: config.max_sequence_length,
+            length_max: config.length_max(),
             length_warm_up_steps: arguments.length_warm_up_steps,
             exercise_steps: arguments.exercise_steps,
         },

@@ -8,16 +8,24 @@
 mod attention;
 mod elementary;
 mod elementwise;
+mod keys;
 mod linear;
 mod loss;
+mod mix;
 mod numeric;
 mod pack;
+mod recurrence;
+mod rotary;
 
-pub use attention::attention;
+pub use attention::{attention, cross_attention, windowed_attention};
 pub use elementwise::{gated, rms_norm, rotate};
+pub use keys::{bonus, rated_key, unit_key};
 pub use linear::linear;
 pub use loss::{cross_entropy, divergence};
+pub use mix::{Activation, activate, group_norm, token_shift};
 pub use pack::Pack;
+pub use recurrence::recurrence;
+pub use rotary::rotate_pairs;
 
 use candle_core::{CpuStorage, DType, Error, Layout, Result, Storage, Tensor};
 

@@ -4,7 +4,7 @@
 use anyhow::Result;
 use candle_core::{Tensor, Var};
 
-use crate::model::Model;
+use crate::{config::ModelConfig, model::Model};
 
 /// The settings of the optimizer.
 #[derive(Debug, Clone, PartialEq)]
@@ -90,6 +90,7 @@ impl Optimizer {
     /// Moves the variables against their gradients and returns the norm of the gradients before clipping.
     pub fn step(
         &mut self,
+        config: &ModelConfig,
         variables: &[(String, Var)],
         gradients: &[Vec<f32>],
         learning_rate: f64,
@@ -104,27 +105,28 @@ impl Optimizer {
         // Adam's means start at zero; both corrections undo that bias.
         let options = &self.options;
         let steps = self.steps as i32;
-        let update = Update {
+        let mut update = Update {
             clip: (options.gradient_norm_max / norm).min(1.0) as f32,
             first_decay: options.first_decay as f32,
             second_decay: options.second_decay as f32,
             second_correction: (1.0 - options.second_decay.powi(steps)).sqrt().recip() as f32,
-            rate: (learning_rate / (1.0 - options.first_decay.powi(steps))) as f32,
+            rate: 0.0,
             // Grows with the run, so that the random initial weights are soon forgotten by the average.
             average_decay: options
                 .average_decay
                 .min(self.steps as f64 / (self.steps as f64 + 10.0))
                 as f32,
         };
-        for (((_, variable), gradient), means) in
+        for (((name, variable), gradient), means) in
             variables.iter().zip(gradients).zip(&mut self.means)
         {
-            // Vectors, the weights of norms, are not pulled towards zero.
-            let decay = if variable.rank() > 1 {
+            let decay = if config.decays(name, variable.dims()) {
                 options.weight_decay
             } else {
                 0.0
             };
+            let learning_rate = learning_rate * config.rate_scale(name);
+            update.rate = (learning_rate / (1.0 - options.first_decay.powi(steps))) as f32;
             let keep = (1.0 - learning_rate * decay) as f32;
             let mut values = variable.flatten_all()?.to_vec1::<f32>()?;
             update.apply(&mut values, gradient, means, keep);
@@ -138,7 +140,7 @@ impl Optimizer {
     }
 }
 
-/// The factors of one step, which are the same for every weight.
+/// The factors of one step, which are the same for every weight but for the rate.
 struct Update {
     clip: f32,
     first_decay: f32,

@@ -63,6 +63,9 @@ pub struct Rounding {
 impl Rounding {
     /// The formats that a level gives an exported model of this shape.
     pub fn new(level: Level, config: &ModelConfig) -> Result<Self> {
+        let ModelConfig::Transformer(config) = config else {
+            anyhow::bail!("level {level} has no rounding for networks of this kind");
+        };
         let shape = config.shape();
         let sources = shape.tensors().into_iter().map(|spec| SourceTensor {
             spec,
@@ -127,20 +130,23 @@ mod tests {
     use candle_core::Device;
 
     use super::*;
-    use crate::config::{EMBEDDING, HEAD};
+    use crate::config::{
+        TransformerConfig,
+        transformer::{EMBEDDING, HEAD},
+    };
 
     #[test]
     fn each_weight_has_the_format_of_the_level() {
-        let config = ModelConfig::demonstration(1280);
+        let config = TransformerConfig::demonstration(1280);
         for (level, matrices, head) in [
             (Level::Aggressive, Format::Q4K, Format::Q6K),
             (Level::Moderate, Format::Q8_0, Format::Q8_0),
         ] {
             for causal in [false, true] {
-                let config = ModelConfig {
+                let config = ModelConfig::from(TransformerConfig {
                     causal,
                     ..config.clone()
-                };
+                });
                 let rounding = Rounding::new(level, &config).expect("rounding");
                 for ((name, shape), format) in config.tensors().iter().zip(rounding.formats()) {
                     let expected = match name.as_str() {
@@ -154,7 +160,7 @@ mod tests {
             }
         }
         for level in [Level::Off, Level::Standard] {
-            assert!(Rounding::new(level, &config).is_err());
+            assert!(Rounding::new(level, &config.clone().into()).is_err());
         }
     }
 
@@ -170,9 +176,9 @@ mod tests {
     }
 
     fn model() -> Model {
-        let config = ModelConfig {
+        let config = TransformerConfig {
             n_layers: 1,
-            ..ModelConfig::demonstration(512)
+            ..TransformerConfig::demonstration(512)
         };
         Model::random(config, 3, 7, &Device::Cpu).expect("model")
     }

@@ -61,13 +61,13 @@ mod tests {
 
     use super::*;
     use crate::{
-        batch::BatchOptions, config::ModelConfig, objective::Objective,
+        batch::BatchOptions, config::TransformerConfig, objective::Objective,
         quantization::QuantizationOptions,
     };
 
     fn progress(step: u64, share: Option<f64>) -> Progress {
         Progress {
-            config: ModelConfig::demonstration(512),
+            config: TransformerConfig::demonstration(512).into(),
             batch: BatchOptions {
                 seed: 1,
                 objective: Objective::Diffusion,

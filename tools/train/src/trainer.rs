@@ -122,12 +122,12 @@ impl Trainer {
     pub fn open(
         options: TrainOptions,
         vocabulary: Vocabulary,
-        config: ModelConfig,
+        config: impl Into<ModelConfig>,
         device: &Device,
     ) -> Result<Self> {
         let batch = &options.batch;
         let fresh = Progress {
-            config,
+            config: config.into(),
             batch: *batch,
             learning_rate: options.learning_rate,
             warm_up_steps: options.warm_up_steps,
@@ -214,7 +214,7 @@ impl Trainer {
             progress.step
         );
         let rate = schedule::learning_rate(progress);
-        let gradient_norm = optimizer.step(model.variables(), &gradients, rate)?;
+        let gradient_norm = optimizer.step(&model.config, model.variables(), &gradients, rate)?;
         let tokens = batch.tokens() as u64;
         progress.step += 1;
         progress.tokens += tokens;
@@ -266,7 +266,7 @@ impl Trainer {
     ) -> Result<(f64, Vec<Vec<f32>>)> {
         let interval = self.options.recompute_interval;
         let parts = parallel::map(self.options.threads, &batch.parts, |part| {
-            gradient::gradients(model, part, distillation, interval)
+            gradient::gradients(model, part, (&part.pack).into(), distillation, interval)
         })?;
         parts
             .into_iter()

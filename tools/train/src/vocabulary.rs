@@ -13,6 +13,7 @@ use tokenizers::{
 };
 
 use crate::{
+    config::SpecialIds,
     corpus::{self, Message, Role, Sample, Split},
     objective::BLOCK_LENGTH,
 };
@@ -199,6 +200,16 @@ impl Vocabulary {
     #[must_use]
     pub fn eos_ids(&self) -> [u32; 2] {
         [self.turn_end_id, self.end_id]
+    }
+
+    /// The ids that a `config.json` tells.
+    #[must_use]
+    pub fn special_ids(&self) -> SpecialIds {
+        SpecialIds {
+            begin: Some(self.begin_id),
+            ends: self.eos_ids().to_vec(),
+            mask: Some(self.mask_id),
+        }
     }
 
     /// The whole `tokenizer_config.json` of a masked diffusion model, or of a causal one, which has no masks.

@@ -3,7 +3,7 @@ use sluice_shared::level::Level;
 use super::*;
 use crate::{
     batch::BatchOptions,
-    config::ModelConfig,
+    config::TransformerConfig,
     judge::{GapScores, Scores, Settings, Turn, curve::Row, rate::Rate},
     log::Entry,
 };
@@ -11,10 +11,11 @@ use crate::{
 fn run(objective: Objective, held_out: f64) -> Run {
     Run {
         progress: Progress {
-            config: ModelConfig {
+            config: TransformerConfig {
                 n_layers: 4,
-                ..ModelConfig::demonstration(1024)
-            },
+                ..TransformerConfig::demonstration(1024)
+            }
+            .into(),
             batch: BatchOptions {
                 seed: 7,
                 objective,

@@ -4,7 +4,7 @@ use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Tenso
 
 use super::{
     Pack, elementary, gradient,
-    numeric::{exp, sum_of},
+    numeric::{sigmoid, sum_of},
     values, with_values,
 };
 
@@ -183,10 +183,6 @@ pub fn gated(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
 }
 
 struct Gated;
-
-fn sigmoid(value: f32) -> f32 {
-    (1.0 + exp(-value)).recip()
-}
 
 impl CustomOp2 for Gated {
     fn name(&self) -> &'static str {

@@ -5,5 +5,6 @@ mod runs;
 mod export;
 mod judge;
 mod kill;
+mod networks;
 mod quantization;
 mod training;

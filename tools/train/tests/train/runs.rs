@@ -5,7 +5,7 @@ use std::{path::Path, time::Duration};
 use candle_core::Device;
 use sluice_train::{
     batch::BatchOptions,
-    config::ModelConfig,
+    config::TransformerConfig,
     objective::Objective,
     trainer::{TrainOptions, Trainer},
     vocabulary::Vocabulary,
@@ -13,13 +13,13 @@ use sluice_train::{
 
 pub(crate) const VOCABULARY: usize = 512;
 
-pub(crate) fn micro() -> ModelConfig {
-    ModelConfig {
+pub(crate) fn micro() -> TransformerConfig {
+    TransformerConfig {
         d_model: 64,
         n_heads: 2,
         n_layers: 3,
         mlp_hidden_size: 96,
-        ..ModelConfig::demonstration(VOCABULARY)
+        ..TransformerConfig::demonstration(VOCABULARY)
     }
 }
 

@@ -5,7 +5,7 @@ use std::{path::Path, sync::atomic::AtomicBool};
 use candle_core::{Device, Tensor};
 use sluice_train::{
     batch::Batch,
-    config::ModelConfig,
+    config::TransformerConfig,
     export,
     gradient::{self, Distillation},
     likelihood::{self, LikelihoodOptions},
@@ -62,7 +62,7 @@ fn a_run_begins_with_an_exported_model() {
     export::export(exported.path(), &learned, &vocabulary()).expect("export");
     assert_eq!(
         export::read_config(exported.path()).expect("shape"),
-        micro()
+        micro().into()
     );
 
     let mut on = open(TrainOptions {
@@ -169,8 +169,10 @@ fn computing_blocks_again_changes_no_gradient() {
     let batch = Batch::draw(&options(Path::new("")).batch, &vocabulary(), 0).expect("draw");
     let part = &batch.parts[0];
     for with in [None, Some(&distillation)] {
-        let gradients =
-            |interval| gradient::gradients(&model, part, with, interval).expect("gradients");
+        let gradients = |interval| {
+            gradient::gradients(&model, part, (&part.pack).into(), with, interval)
+                .expect("gradients")
+        };
         let (loss, expected) = gradients(None);
         for interval in [1, 2, 3] {
             let (again, found) = gradients(Some(interval));
@@ -211,7 +213,7 @@ fn attention_begins_by_copying() {
 
 #[test]
 fn a_causal_model_does_not_look_ahead() {
-    let config = ModelConfig {
+    let config = TransformerConfig {
         causal: true,
         ..micro()
     };
@@ -229,7 +231,7 @@ fn a_causal_model_does_not_look_ahead() {
 #[test]
 fn an_untrained_model_is_as_good_as_guessing() {
     for causal in [false, true] {
-        let config = ModelConfig { causal, ..micro() };
+        let config = TransformerConfig { causal, ..micro() };
         let model = Model::random(config, 5, vocabulary().mask_id, &Device::Cpu).expect("model");
         let options = LikelihoodOptions {
             samples: 20,
@@ -291,7 +293,8 @@ fn the_gradient_of_every_weight_is_the_slope_of_the_loss() {
         let loss = ops::cross_entropy(&logits, targets, weights).expect("loss");
         f64::from(loss.to_scalar::<f32>().expect("scalar"))
     };
-    let (_, gradients) = gradient::gradients(&model, part, None, None).expect("gradients");
+    let (_, gradients) =
+        gradient::gradients(&model, part, (&part.pack).into(), None, None).expect("gradients");
     for ((name, variable), gradient) in model.variables().iter().zip(gradients) {
         // Along the gradient the slope is its norm.
         let gradient = Tensor::from_vec(gradient, variable.shape(), &Device::Cpu).expect("shape");
