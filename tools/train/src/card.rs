@@ -171,6 +171,7 @@ fn train_command(program: &str, output: &str, run: &Run) -> String {
     let objective = match batch.objective {
         Objective::Diffusion => "",
         Objective::Autoregressive => " --objective autoregressive",
+        Objective::Latent => " --objective latent",
     };
     let until = match progress.seconds_planned {
         Some(seconds) => format!("--seconds {seconds}"),

@@ -10,7 +10,8 @@ use safetensors::{Dtype, tensor::TensorView};
 use serde_json::Value;
 
 use crate::{
-    config::ModelConfig, file, model::Model, vocabulary::Vocabulary, weights_file::WeightFiles,
+    config::ModelConfig, file, latent::LatentOptions, model::Model, vocabulary::Vocabulary,
+    weights_file::WeightFiles,
 };
 
 const CONFIG_NAME: &str = "config.json";
@@ -21,11 +22,22 @@ pub const TOKENIZER_NAME: &str = "tokenizer.json";
 /// The name of the weights in the folder.
 pub const WEIGHTS_NAME: &str = "model.safetensors";
 
-/// Writes the folder; files already there are replaced one by one, the weights as a whole.
-pub fn export(folder: &Path, model: &Model, vocabulary: &Vocabulary) -> Result<()> {
+/// Writes the folder; files already there are replaced one by one, the weights as a whole. With how latents were learned in
+/// training, `config.json` says how to learn them, too.
+pub fn export(
+    folder: &Path,
+    model: &Model,
+    vocabulary: &Vocabulary,
+    latent: Option<&LatentOptions>,
+) -> Result<()> {
     std::fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
     let causal = model.config.causal();
-    let config = model.config.to_json(&vocabulary.special_ids())?;
+    let mut config = model.config.to_json(&vocabulary.special_ids())?;
+    if let Some(latent) = latent {
+        config["posterior_steps"] = latent.steps.into();
+        config["posterior_learning_rate"] = latent.last_rate.into();
+        config["posterior_initial_log_variance"] = latent.initial_log_variance.into();
+    }
     write_json(&folder.join(CONFIG_NAME), &config)?;
     write_json(
         &folder.join("tokenizer_config.json"),

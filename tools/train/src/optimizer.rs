@@ -3,11 +3,12 @@
 
 use anyhow::Result;
 use candle_core::{Tensor, Var};
+use serde::{Deserialize, Serialize};
 
 use crate::{config::ModelConfig, model::Model};
 
 /// The settings of the optimizer.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct OptimizerOptions {
     /// Decay of the mean of gradients.
     pub first_decay: f64,

@@ -62,13 +62,14 @@ mod tests {
     use super::*;
     use crate::{
         batch::BatchOptions, config::TransformerConfig, objective::Objective,
-        quantization::QuantizationOptions,
+        optimizer::OptimizerOptions, quantization::QuantizationOptions,
     };
 
     fn progress(step: u64, share: Option<f64>) -> Progress {
         Progress {
             config: TransformerConfig::demonstration(512).into(),
             batch: BatchOptions {
+                text: None,
                 seed: 1,
                 objective: Objective::Diffusion,
                 parts: 1,
@@ -85,6 +86,8 @@ mod tests {
             train_seconds: 30.0,
             seconds_planned: None,
             began_with: None,
+            latent: None,
+            optimizer: OptimizerOptions::default(),
             quantization: share.map(|share| QuantizationOptions {
                 level: Level::Aggressive,
                 share,

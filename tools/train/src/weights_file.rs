@@ -51,6 +51,17 @@ impl WeightFiles {
         Ok(Self { files, index })
     }
 
+    /// The names of all tensors, in alphabetical order.
+    pub fn names(&self) -> Result<Vec<String>> {
+        let mut names = Vec::new();
+        for file in &self.files {
+            let tensors = SafeTensors::deserialize(file).context("understand weights")?;
+            names.extend(tensors.names().into_iter().map(str::to_owned));
+        }
+        names.sort_unstable();
+        Ok(names)
+    }
+
     /// The elements of a tensor, which must have this shape.
     pub fn read(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
         let file = self.index.get(name).copied().unwrap_or(0);

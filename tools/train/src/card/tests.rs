@@ -6,6 +6,7 @@ use crate::{
     config::TransformerConfig,
     judge::{GapScores, Scores, Settings, Turn, curve::Row, rate::Rate},
     log::Entry,
+    optimizer::OptimizerOptions,
 };
 
 fn run(objective: Objective, held_out: f64) -> Run {
@@ -17,6 +18,7 @@ fn run(objective: Objective, held_out: f64) -> Run {
             }
             .into(),
             batch: BatchOptions {
+                text: None,
                 seed: 7,
                 objective,
                 parts: 2,
@@ -33,6 +35,8 @@ fn run(objective: Objective, held_out: f64) -> Run {
             train_seconds: 600.0,
             seconds_planned: None,
             began_with: None,
+            latent: None,
+            optimizer: OptimizerOptions::default(),
             quantization: None,
         },
         vocabulary: 1000,
@@ -200,13 +204,16 @@ fn pictures_show_every_series() {
         step,
         tokens: step * 10_000,
         loss,
+        kl: None,
         held_out,
         held_out_rounded: None,
+        held_out_kl: None,
         gradient_norm: 1.0,
         learning_rate: 0.001,
         tokens_per_second: 1.0,
         data_wait: 0.0,
         train_seconds: 1.0,
+        memory: None,
     };
     let log = [
         entry(50, 6.0, None),

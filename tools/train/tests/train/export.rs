@@ -115,7 +115,7 @@ fn the_engine_computes_the_same_logits() {
         let (model, part) = trained(folder.path(), objective, micro());
         let output = folder.path().join("model");
 
-        export::export(&output, &model, &vocabulary()).expect("export");
+        export::export(&output, &model, &vocabulary(), None).expect("export");
 
         let found = found(&output, &part);
         let expected = expected(&rounded(&model), &part);
@@ -169,7 +169,7 @@ fn training_for_a_level_rounds_to_the_very_weights_of_the_engine() {
         let folder = tempfile::tempdir().expect("folder");
         let (model, _) = trained(folder.path(), objective, shape.clone());
         let output = folder.path().join("model");
-        export::export(&output, &model, &vocabulary()).expect("export");
+        export::export(&output, &model, &vocabulary(), None).expect("export");
         for level in [Level::Moderate, Level::Aggressive] {
             let rounding = Rounding::new(level, &model.config).expect("rounding");
 
@@ -221,7 +221,7 @@ fn the_export_is_a_whole_llada_folder() {
     let model = Model::random(micro(), 5, vocabulary.mask_id, &Device::Cpu).expect("model");
     let output = folder.path().join("model");
 
-    export::export(&output, &model, &vocabulary).expect("export");
+    export::export(&output, &model, &vocabulary, None).expect("export");
 
     let file = std::fs::read(output.join("model.safetensors")).expect("weights");
     let tensors = SafeTensors::deserialize(&file).expect("read weights");
@@ -262,7 +262,7 @@ fn a_causal_network_is_exported_as_a_whole_llama_folder() {
     };
     let model = Model::random(config.clone(), 5, vocabulary.mask_id, &Device::Cpu).expect("model");
 
-    export::export(folder.path(), &model, &vocabulary).expect("export");
+    export::export(folder.path(), &model, &vocabulary, None).expect("export");
 
     let checkpoint = Checkpoint::open(&Source::Folder(folder.path().to_owned())).expect("open");
     let found = checkpoint.model().expect("configuration");
@@ -285,13 +285,8 @@ fn a_causal_network_is_exported_as_a_whole_llama_folder() {
         export::read_config(folder.path()).expect("shape"),
         config.clone().into()
     );
-    let again = export::read(
-        folder.path(),
-        &config.into(),
-        &vocabulary,
-        &Device::Cpu,
-    )
-    .expect("read");
+    let again =
+        export::read(folder.path(), &config.into(), &vocabulary, &Device::Cpu).expect("read");
     let weights = |model: &Model| export::weights(model).expect("weights");
     assert_eq!(weights(&again), weights(&model));
 }

@@ -5,6 +5,8 @@ mod runs;
 mod export;
 mod judge;
 mod kill;
+mod kinds;
+mod latent;
 mod networks;
 mod quantization;
 mod training;

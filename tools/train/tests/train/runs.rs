@@ -7,6 +7,7 @@ use sluice_train::{
     batch::BatchOptions,
     config::TransformerConfig,
     objective::Objective,
+    optimizer::OptimizerOptions,
     trainer::{TrainOptions, Trainer},
     vocabulary::Vocabulary,
 };
@@ -27,6 +28,7 @@ pub(crate) fn options(folder: &Path) -> TrainOptions {
     TrainOptions {
         output: folder.to_owned(),
         batch: BatchOptions {
+            text: None,
             seed: 5,
             objective: Objective::Diffusion,
             parts: 2,
@@ -39,11 +41,14 @@ pub(crate) fn options(folder: &Path) -> TrainOptions {
         seconds: None,
         from: None,
         quantization: None,
+        latent: None,
+        optimizer: OptimizerOptions::default(),
         learning_rate: 0.004,
         warm_up_steps: 5,
         threads: 2,
         loader_threads: 1,
         recompute_interval: None,
+        memory_limit_bytes: None,
         checkpoint_interval: Duration::MAX,
         report_steps: 10,
         evaluate_steps: 0,

@@ -59,7 +59,7 @@ fn a_run_begins_with_an_exported_model() {
         .optimizer
         .averaged(&first.state.model)
         .expect("average");
-    export::export(exported.path(), &learned, &vocabulary()).expect("export");
+    export::export(exported.path(), &learned, &vocabulary(), None).expect("export");
     assert_eq!(
         export::read_config(exported.path()).expect("shape"),
         micro().into()
@@ -117,13 +117,16 @@ fn the_log_of_a_resumed_run_tells_every_step_once() {
         step,
         tokens: 0,
         loss: 1.0,
+        kl: None,
         held_out: None,
         held_out_rounded: None,
+        held_out_kl: None,
         gradient_norm: 1.0,
         learning_rate: 0.1,
         tokens_per_second: 1.0,
         data_wait: 0.0,
         train_seconds: 1.0,
+        memory: None,
     };
     let lines: Vec<String> = [2, 4, 6]
         .map(|step| serde_json::to_string(&entry(step)).expect("json"))
