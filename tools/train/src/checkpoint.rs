@@ -18,6 +18,7 @@ use crate::{
     model::Model,
     optimizer::{Means, Optimizer, OptimizerOptions},
     quantization::{QuantizationOptions, Rounding},
+    step::Precision,
 };
 
 /// The name of the checkpoint in the output folder.
@@ -57,6 +58,9 @@ pub struct Progress {
     /// Decays and limits of the optimizer.
     #[serde(default)]
     pub optimizer: OptimizerOptions,
+    /// What passes compute from and keep.
+    #[serde(default)]
+    pub precision: Precision,
 }
 
 /// The state of a run between two steps.

@@ -127,6 +127,12 @@ impl ModelConfig {
         }
     }
 
+    /// Whether a tensor is the embedding.
+    #[must_use]
+    pub fn is_embedding(&self, name: &str) -> bool {
+        self.token_tensors().first() == Some(&name)
+    }
+
     /// Number of layers.
     #[must_use]
     pub fn layers(&self) -> usize {

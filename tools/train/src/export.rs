@@ -103,10 +103,32 @@ fn carried(rows: &[f32], same: &[Vec<u32>], width: usize, count: usize) -> Vec<f
 
 /// The shape of the model of a folder.
 pub fn read_config(folder: &Path) -> Result<ModelConfig> {
+    let json = read_json(folder)?;
+    ModelConfig::from_json(json)
+        .with_context(|| format!("understand {CONFIG_NAME} in {}", folder.display()))
+}
+
+/// How the latents of the model of a folder are learned, where it says so.
+pub fn read_latent(folder: &Path) -> Result<Option<LatentOptions>> {
+    let json = read_json(folder)?;
+    let number = |key: &str| json[key].as_f64();
+    let Some(steps) = json["posterior_steps"].as_u64() else {
+        return Ok(None);
+    };
+    let usual = LatentOptions::default();
+    Ok(Some(LatentOptions {
+        steps: steps as usize,
+        last_rate: number("posterior_learning_rate").unwrap_or(usual.last_rate),
+        initial_log_variance: number("posterior_initial_log_variance")
+            .unwrap_or(usual.initial_log_variance),
+        ..usual
+    }))
+}
+
+fn read_json(folder: &Path) -> Result<Value> {
     let path = folder.join(CONFIG_NAME);
     let text = std::fs::read(&path).with_context(|| format!("read {}", path.display()))?;
-    let json: Value = serde_json::from_slice(&text)?;
-    ModelConfig::from_json(json).with_context(|| format!("understand {}", path.display()))
+    serde_json::from_slice(&text).with_context(|| format!("understand {}", path.display()))
 }
 
 /// The weights file of a model; the same weights always give the same bytes.

@@ -8,7 +8,8 @@ mod transformer;
 use std::{collections::BTreeMap, iter, ops::Range, slice};
 
 use anyhow::{Context as _, Result, ensure};
-use candle_core::{Device, Tensor, Var};
+use candle_core::{DType, Device, Tensor, Var};
+use half::bf16;
 
 use self::{latent_thought::LatentThought, rwkv7::Rwkv7, transformer::Transformer};
 use crate::{config::ModelConfig, ops::Pack};
@@ -19,6 +20,8 @@ pub struct Model {
     pub config: ModelConfig,
     variables: Vec<(String, Var)>,
     network: Network,
+    /// What is kept of a pass for its gradients.
+    activations: DType,
 }
 
 enum Network {
@@ -127,6 +130,7 @@ impl Model {
             network: Network::new(&config, &tensors)?,
             config,
             variables,
+            activations: DType::F32,
         })
     }
 
@@ -141,7 +145,28 @@ impl Model {
             network: Network::new(&self.config, &tensors)?,
             config: self.config.clone(),
             variables: Vec::new(),
+            activations: self.activations,
         })
+    }
+
+    /// A network of its own with these weights in BF16, for mixed precision: passes keep BF16, too, and every operation
+    /// computes in f32. Weights stay in f32 memory, so that their gradients do, which are sums over many rows.
+    pub fn half(&self) -> Result<Self> {
+        let weights = self.variables.iter().map(|(name, variable)| {
+            let values = variable.flatten_all()?.to_vec1::<f32>()?.into_iter();
+            let values = values.map(|value| bf16::from_f32(value).to_f32());
+            Ok((name.clone(), values.collect()))
+        });
+        let weights = weights.collect::<Result<_>>()?;
+        let half = Self::from_weights(self.config.clone(), weights, self.device())?;
+        Ok(half.keeping_half())
+    }
+
+    /// The same network, of whose passes BF16 is kept.
+    #[must_use]
+    pub fn keeping_half(mut self) -> Self {
+        self.activations = DType::BF16;
+        self
     }
 
     /// The trainable weights by name, always in the same order.
@@ -167,7 +192,10 @@ impl Model {
     /// The rows of the embedding for these tokens.
     pub fn embed(&self, ids: &[u32]) -> Result<Stream> {
         let ids = Tensor::from_slice(ids, ids.len(), self.device())?;
-        let x = self.embedding().index_select(&ids, 0)?;
+        let x = self
+            .embedding()
+            .index_select(&ids, 0)?
+            .to_dtype(self.activations)?;
         Ok(Stream {
             x,
             first_values: None,
@@ -198,7 +226,8 @@ impl Model {
     /// Logits of the rows at the given positions, counted over the whole pack: `[positions, vocabulary]`.
     pub fn head(&self, x: &Tensor, positions: &[u32]) -> Result<Tensor> {
         let positions = Tensor::from_slice(positions, positions.len(), x.device())?;
-        let chosen = x.index_select(&positions, 0)?;
+        // Losses are sums over the vocabulary.
+        let chosen = x.index_select(&positions, 0)?.to_dtype(DType::F32)?;
         match &self.network {
             Network::Transformer(network) => network.head(&chosen),
             Network::Rwkv7(network) => network.head(&chosen),

@@ -62,7 +62,7 @@ mod tests {
     use super::*;
     use crate::{
         batch::BatchOptions, config::TransformerConfig, objective::Objective,
-        optimizer::OptimizerOptions, quantization::QuantizationOptions,
+        optimizer::OptimizerOptions, quantization::QuantizationOptions, step::Precision,
     };
 
     fn progress(step: u64, share: Option<f64>) -> Progress {
@@ -88,6 +88,7 @@ mod tests {
             began_with: None,
             latent: None,
             optimizer: OptimizerOptions::default(),
+            precision: Precision::F32,
             quantization: share.map(|share| QuantizationOptions {
                 level: Level::Aggressive,
                 share,

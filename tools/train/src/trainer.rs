@@ -30,7 +30,7 @@ use crate::{
     quantization::{QuantizationOptions, Rounding},
     report::{self, StepReport, Window},
     schedule::{self, Phase},
-    step::{Step, Sums},
+    step::{Precision, Step, Sums},
     text::Data,
 };
 
@@ -53,6 +53,8 @@ pub struct TrainOptions {
     pub latent: Option<LatentOptions>,
     /// Decays and limits of the optimizer.
     pub optimizer: OptimizerOptions,
+    /// What passes compute from and keep.
+    pub precision: Precision,
     /// The highest learning rate.
     pub learning_rate: f64,
     /// Steps until the learning rate is highest.
@@ -118,6 +120,7 @@ impl Trainer {
             quantization: options.quantization,
             latent: options.latent,
             optimizer: options.optimizer.clone(),
+            precision: options.precision,
         };
         ensure!(
             matches!(fresh.config, ModelConfig::LatentThought(_)) == options.latent.is_some(),
@@ -169,8 +172,12 @@ impl Trainer {
             }
         };
         if let (Some(limit), 0) = (options.memory_limit_bytes, state.progress.step) {
+            let half = match options.precision {
+                Precision::F32 => None,
+                Precision::Bf16 => Some(state.model.half()?),
+            };
             let step = Step {
-                model: &state.model,
+                model: half.as_ref().unwrap_or(&state.model),
                 distillation: None,
                 latent: options.latent.as_ref(),
                 progress: &state.progress,
@@ -247,7 +254,10 @@ impl Trainer {
             &self.rounding,
             schedule::phase(progress),
         ) else {
-            return self.sums(&self.state.model, None, batch);
+            return match self.options.precision {
+                Precision::F32 => self.sums(&self.state.model, None, batch),
+                Precision::Bf16 => self.sums(&self.state.model.half()?, None, batch),
+            };
         };
         if teacher.is_none() {
             // The averaged weights, which are better than the last step's, and those of the model that a run began with.
@@ -259,7 +269,10 @@ impl Trainer {
             task_weight: quantization.task_weight,
             kl_weight: quantization.kl_weight,
         };
-        let rounded = rounding.apply(&self.state.model, self.options.threads)?;
+        let mut rounded = rounding.apply(&self.state.model, self.options.threads)?;
+        if self.options.precision == Precision::Bf16 {
+            rounded = rounded.keeping_half();
+        }
         // The gradients for the rounded weights are taken for those of the weights they were rounded from.
         self.sums(&rounded, Some(&distillation), batch)
     }

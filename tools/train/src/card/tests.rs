@@ -7,6 +7,7 @@ use crate::{
     judge::{GapScores, Scores, Settings, Turn, curve::Row, rate::Rate},
     log::Entry,
     optimizer::OptimizerOptions,
+    step::Precision,
 };
 
 fn run(objective: Objective, held_out: f64) -> Run {
@@ -37,6 +38,7 @@ fn run(objective: Objective, held_out: f64) -> Run {
             began_with: None,
             latent: None,
             optimizer: OptimizerOptions::default(),
+            precision: Precision::F32,
             quantization: None,
         },
         vocabulary: 1000,

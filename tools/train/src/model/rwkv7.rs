@@ -205,7 +205,7 @@ impl Layer {
         let query = ops::linear(&shift(0)?, &self.query)?;
         let decay = self
             .decay
-            .gate(&shift(1)?, Some(Activation::Tanh), Activation::Decay)?;
+            .gate(&shift(1)?, Some(Activation::Tanh), Activation::Identity)?;
         let key = ops::linear(&shift(2)?, &self.key)?;
         let shifted = shift(3)?;
         let mut value = ops::linear(&shifted, &self.value)?;

@@ -222,8 +222,8 @@ impl CustomOp3 for Attention {
     ) -> Result<(CpuStorage, Shape)> {
         let (_, width) = query_layout.shape().dims2()?;
         let (query, key) = (values(query, query_layout)?, values(key, key_layout)?);
-        let out = self.forward(query, key, values(value, value_layout)?, width);
-        Ok((CpuStorage::F32(out), query_layout.shape().clone()))
+        let out = self.forward(&query, &key, &values(value, value_layout)?, width);
+        Ok((query.store(out), query_layout.shape().clone()))
     }
 
     fn bwd(

@@ -35,17 +35,17 @@ impl CustomOp2 for UnitKey {
         let (key, weight) = (values(key, key_layout)?, values(weight, weight_layout)?);
         let size = weight.len() / self.heads;
         let mut out = Vec::with_capacity(key.len());
-        for (index, key) in key.chunks_exact(size).enumerate() {
+        for (index, head) in key.chunks_exact(size).enumerate() {
             let weight = &weight[index % self.heads * size..][..size];
-            let squares = sum_of(key, weight, |key, weight| (key * weight) * (key * weight));
+            let squares = sum_of(head, weight, |key, weight| (key * weight) * (key * weight));
             let inverse = squares.sqrt().max(LENGTH_MIN).recip();
             out.extend(
-                key.iter()
+                head.iter()
                     .zip(weight)
                     .map(|(key, weight)| key * weight * inverse),
             );
         }
-        Ok((CpuStorage::F32(out), key_layout.shape().clone()))
+        Ok((key.store(out), key_layout.shape().clone()))
     }
 
     fn bwd(
@@ -123,10 +123,10 @@ impl CustomOp3 for RatedKey {
             .chunks_exact(weight.len())
             .zip(rate.chunks_exact(weight.len()));
         for (key, rate) in rows {
-            let terms = key.iter().zip(rate).zip(weight);
+            let terms = key.iter().zip(rate).zip(weight.iter());
             out.extend(terms.map(|((key, rate), weight)| key * (1.0 + (rate - 1.0) * weight)));
         }
-        Ok((CpuStorage::F32(out), key_layout.shape().clone()))
+        Ok((key.store(out), key_layout.shape().clone()))
     }
 
     fn bwd(
@@ -225,11 +225,11 @@ impl CustomOp2 for Bonus {
             values(weight, weight_layout)?,
         );
         let mut out = Vec::with_capacity(rows * width);
-        for [query, key, value, weight] in Self::heads(inputs, weight, size) {
+        for [query, key, value, weight] in Self::heads(&inputs, &weight, size) {
             let factor = Self::factor(query, key, weight);
             out.extend(value.iter().map(|value| value * factor));
         }
-        Ok((CpuStorage::F32(out), (rows, width).into()))
+        Ok((inputs.store(out), (rows, width).into()))
     }
 
     fn bwd(

@@ -29,10 +29,11 @@ impl CustomOp2 for Linear {
         let (rows, width) = x_layout.shape().dims2()?;
         let (out_width, _) = weight_layout.shape().dims2()?;
         let mut out = vec![0.0; rows * out_width];
-        let x = Matrix::new(values(x, x_layout)?, rows, width);
-        let weight = Matrix::new(values(weight, weight_layout)?, out_width, width);
-        multiply(&mut out, out_width, x, weight.transposed(), 1.0);
-        Ok((CpuStorage::F32(out), (rows, out_width).into()))
+        let (x, weight) = (values(x, x_layout)?, values(weight, weight_layout)?);
+        let weight = Matrix::new(&weight, out_width, width);
+        let left = Matrix::new(&x, rows, width);
+        multiply(&mut out, out_width, left, weight.transposed(), 1.0);
+        Ok((x.store(out), (rows, out_width).into()))
     }
 
     fn bwd(

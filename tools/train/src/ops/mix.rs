@@ -4,7 +4,7 @@ use candle_core::{CpuStorage, CustomOp2, CustomOp3, Layout, Result, Shape, Tenso
 
 use super::{
     Pack, elementary, gradient,
-    numeric::{exp, sigmoid, sum, sum_of},
+    numeric::{sigmoid, sum, sum_of},
     values, with_values,
 };
 
@@ -67,7 +67,7 @@ impl CustomOp3 for GroupNorm {
                     .map(|(value, (weight, bias))| value * weight + bias),
             );
         }
-        Ok((CpuStorage::F32(out), x_layout.shape().clone()))
+        Ok((x.store(out), x_layout.shape().clone()))
     }
 
     fn bwd(
@@ -157,11 +157,11 @@ impl CustomOp2 for TokenShift {
             if position == 0 {
                 before = &zeros;
             }
-            let moved = row.iter().zip(before).zip(mix);
+            let moved = row.iter().zip(before).zip(mix.iter());
             out.extend(moved.map(|((value, before), mix)| value + (before - value) * mix));
             before = row;
         }
-        Ok((CpuStorage::F32(out), x_layout.shape().clone()))
+        Ok((x.store(out), x_layout.shape().clone()))
     }
 
     fn bwd(
@@ -220,14 +220,11 @@ pub enum Activation {
     Tanh,
     /// The logistic function, of gates and rates.
     Sigmoid,
-    /// The factor of a decay: exp(−e^(−1/2) · σ(x)), which lies above 0.545.
-    Decay,
+    /// The value itself: of projections that only have a bias.
+    Identity,
     /// The square of what is positive, inside the channel mix.
     SquaredRelu,
 }
-
-/// e^(−1/2): the fastest decay of a step, as a logarithm.
-pub(super) const FASTEST_DECAY: f32 = 0.606_530_66;
 
 impl Activation {
     #[inline(always)]
@@ -235,7 +232,7 @@ impl Activation {
         match self {
             Self::Tanh => 2.0 * sigmoid(2.0 * x) - 1.0,
             Self::Sigmoid => sigmoid(x),
-            Self::Decay => exp(-FASTEST_DECAY * sigmoid(x)),
+            Self::Identity => x,
             Self::SquaredRelu => x.max(0.0) * x.max(0.0),
         }
     }
@@ -246,10 +243,7 @@ impl Activation {
         match self {
             Self::Tanh => 1.0 - value * value,
             Self::Sigmoid => value * (1.0 - value),
-            Self::Decay => {
-                let open = sigmoid(x);
-                -FASTEST_DECAY * value * open * (1.0 - open)
-            }
+            Self::Identity => 1.0,
             Self::SquaredRelu => 2.0 * x.max(0.0),
         }
     }
@@ -287,9 +281,13 @@ impl CustomOp2 for Activate {
         let (x, bias) = (values(x, x_layout)?, values(bias, bias_layout)?);
         let mut out = Vec::with_capacity(x.len());
         for row in x.chunks_exact(bias.len()) {
-            out.extend(row.iter().zip(bias).map(|(x, bias)| self.0.value(x + bias)));
+            out.extend(
+                row.iter()
+                    .zip(bias.iter())
+                    .map(|(x, bias)| self.0.value(x + bias)),
+            );
         }
-        Ok((CpuStorage::F32(out), x_layout.shape().clone()))
+        Ok((x.store(out), x_layout.shape().clone()))
     }
 
     fn bwd(

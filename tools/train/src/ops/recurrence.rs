@@ -7,10 +7,16 @@
 
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
 
-use super::{Pack, elementary, gradient, values, with_values};
+use super::{
+    Pack, elementary, gradient,
+    numeric::{exp, sigmoid},
+    values, with_values,
+};
 
 /// Channels of a head.
 const WIDTH: usize = 64;
+/// e^(−1/2): the fastest decay of a step, as a logarithm.
+pub(super) const FASTEST_DECAY: f32 = 0.606_530_66;
 /// Elements that are summed side by side.
 const LANES: usize = 16;
 
@@ -21,8 +27,8 @@ const INPUTS: usize = 6;
 
 /// The state's answer to each query: `[rows of the pack, width]`.
 ///
-/// `inputs` is `[6, rows, width]`: query r, decay w (a factor from 0 to 1), key k, value v, the unit key κ that is
-/// forgotten, and its rate a. With S the state, S ← S · diag(w) − (S κ) (κ ∘ a)ᵀ + v kᵀ and the answer is S r.
+/// `inputs` is `[6, rows, width]`: query r, what decides the decay, key k, value v, the unit key κ that is forgotten, and
+/// its rate a. The decay w is exp(−e^(−1/2) · σ(x)), computed here: factors near one have no room in BF16. With S the state, S ← S · diag(w) − (S κ) (κ ∘ a)ᵀ + v kᵀ and the answer is S r.
 pub fn recurrence(inputs: &Tensor, pack: &Pack) -> Result<Tensor> {
     if !inputs.device().is_cpu() {
         return elementary::recurrence(inputs, pack);
@@ -38,6 +44,8 @@ struct Recurrence {
 #[derive(Clone, Copy)]
 struct Token {
     query: Row,
+    /// How fast each channel decays, from 0 to 1.
+    openings: Row,
     decay: Row,
     key: Row,
     value: Row,
@@ -73,9 +81,11 @@ impl Recurrence {
                 std::array::from_fn(|channel| inputs[start + channel])
             };
             let (forgotten, rate) = (at(4), at(5));
+            let openings = at(1).map(sigmoid);
             Token {
                 query: at(0),
-                decay: at(1),
+                openings,
+                decay: openings.map(|opening| exp(-FASTEST_DECAY * opening)),
                 key: at(2),
                 value: at(3),
                 forgotten,
@@ -120,7 +130,11 @@ impl Recurrence {
                         }
                     };
                     put(0, &|channel| found.query[channel]);
-                    put(1, &|channel| found.decay[channel]);
+                    put(1, &|channel| {
+                        let (decay, opening) = (token.decay[channel], token.openings[channel]);
+                        let slope = -FASTEST_DECAY * decay * opening * (1.0 - opening);
+                        found.decay[channel] * slope
+                    });
                     put(2, &|channel| found.key[channel]);
                     put(3, &|channel| found.value[channel]);
                     put(4, &|channel| {
@@ -255,8 +269,9 @@ impl CustomOp1 for Recurrence {
 
     fn cpu_fwd(&self, inputs: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
         let (_, rows, width) = layout.shape().dims3()?;
-        let out = self.forward(values(inputs, layout)?, width);
-        Ok((CpuStorage::F32(out), (rows, width).into()))
+        let inputs = values(inputs, layout)?;
+        let out = self.forward(&inputs, width);
+        Ok((inputs.store(out), (rows, width).into()))
     }
 
     fn bwd(&self, inputs: &Tensor, _out: &Tensor, out_gradient: &Tensor) -> Result<Option<Tensor>> {

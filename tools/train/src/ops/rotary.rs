@@ -73,8 +73,9 @@ impl CustomOp1 for RotatePairs {
 
     fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
         let (_, width) = layout.shape().dims2()?;
-        let out = self.turn(values(x, layout)?, width, 1.0);
-        Ok((CpuStorage::F32(out), layout.shape().clone()))
+        let x = values(x, layout)?;
+        let out = self.turn(&x, width, 1.0);
+        Ok((x.store(out), layout.shape().clone()))
     }
 
     fn bwd(&self, x: &Tensor, _out: &Tensor, out_gradient: &Tensor) -> Result<Option<Tensor>> {

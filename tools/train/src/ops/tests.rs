@@ -196,7 +196,7 @@ fn activations_have_their_slopes() {
     for activation in [
         Activation::Tanh,
         Activation::Sigmoid,
-        Activation::Decay,
+        Activation::Identity,
         Activation::SquaredRelu,
     ] {
         assert_same(
@@ -240,18 +240,17 @@ fn keys_and_the_bonus_are_those_of_their_heads() {
 #[test]
 fn the_recurrence_begins_anew_with_each_sequence() {
     let pack = Pack::new([7, 1, 12]);
-    // As the network makes them: decays from 0.5 to 1, unit keys, rates below one.
+    // As the network makes them: unit keys, rates below one.
     let raw = variable(1, &[6, pack.rows(), 128]);
     let inputs = || {
         let part = |index: usize| raw.get(index);
         let rate = part(5)?.tanh()?.sqr()?;
-        let decay = ((part(1)?.tanh()? * 0.2)? + 0.75)?;
         let unit = unit_key(
             &part(4)?,
             &Tensor::ones(128, candle_core::DType::F32, &Device::Cpu)?,
             2,
         )?;
-        Tensor::stack(&[part(0)?, decay, part(2)?, part(3)?, unit, rate], 0)
+        Tensor::stack(&[part(0)?, part(1)?, part(2)?, part(3)?, unit, rate], 0)
     };
     assert_same(
         &[&raw],

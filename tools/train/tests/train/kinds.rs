@@ -5,18 +5,19 @@ use std::path::Path;
 use candle_core::Device;
 use sluice_train::{
     batch::{Batch, BatchOptions},
-    config::{LatentThoughtConfig, ModelConfig, Rwkv7Config},
+    config::{LatentThoughtConfig, ModelConfig, Rwkv7Config, TransformerConfig},
     export,
     latent::LatentOptions,
     latent::bound,
     likelihood::LikelihoodOptions,
     model::Model,
     objective::Objective,
+    step::Precision,
     trainer::{TrainOptions, Trainer},
     weights_file::WeightFiles,
 };
 
-use crate::runs::{VOCABULARY, options, steps, vocabulary};
+use crate::runs::{VOCABULARY, micro, options, steps, vocabulary};
 
 fn rwkv7(folder: &Path) -> (TrainOptions, ModelConfig) {
     let usual = options(folder);
@@ -82,6 +83,35 @@ fn the_loss_of_either_kind_falls() {
         let mut mean = |count: usize| costs.by_ref().take(count).sum::<f64>() / count as f64;
         let (first, _, last) = (mean(8), mean(24), mean(8));
         assert!(last < 0.9 * first, "from {first:.3} to {last:.3}");
+    }
+}
+
+#[test]
+fn mixed_precision_learns_as_much() {
+    let causal = |folder: &Path| {
+        let (options, _) = rwkv7(folder);
+        let config = TransformerConfig {
+            causal: true,
+            ..micro()
+        };
+        (options, config.into())
+    };
+    for kind in [causal as Kind, rwkv7, latent_thought] {
+        let losses = [Precision::F32, Precision::Bf16].map(|precision| {
+            let folder = tempfile::tempdir().expect("folder");
+            let (options, config) = kind(folder.path());
+            let options = TrainOptions {
+                precision,
+                ..options
+            };
+            let losses = steps(&mut open((options, config)), 20);
+            losses[15..].iter().sum::<f64>() / 5.0
+        });
+        let [full, half] = losses;
+        assert!(
+            (half / full - 1.0).abs() < 0.01 && half != full,
+            "{half} instead of {full}"
+        );
     }
 }
 

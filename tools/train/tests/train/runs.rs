@@ -8,6 +8,7 @@ use sluice_train::{
     config::TransformerConfig,
     objective::Objective,
     optimizer::OptimizerOptions,
+    step::Precision,
     trainer::{TrainOptions, Trainer},
     vocabulary::Vocabulary,
 };
@@ -43,6 +44,7 @@ pub(crate) fn options(folder: &Path) -> TrainOptions {
         quantization: None,
         latent: None,
         optimizer: OptimizerOptions::default(),
+        precision: Precision::F32,
         learning_rate: 0.004,
         warm_up_steps: 5,
         threads: 2,

@@ -2,10 +2,7 @@
 
 use candle_core::{D, Result, Tensor};
 
-use crate::ops::{
-    Pack,
-    mix::{Activation, FASTEST_DECAY},
-};
+use crate::ops::{Pack, mix::Activation, recurrence::FASTEST_DECAY};
 
 /// Channels of a head.
 const WIDTH: usize = 64;
@@ -56,7 +53,7 @@ pub(crate) fn activate(
     match activation {
         Activation::Tanh => x.tanh(),
         Activation::Sigmoid => sigmoid(&x),
-        Activation::Decay => (sigmoid(&x)? * -f64::from(FASTEST_DECAY))?.exp(),
+        Activation::Identity => Ok(x),
         Activation::SquaredRelu => x.relu()?.sqr(),
     }
 }
@@ -101,6 +98,7 @@ pub(crate) fn recurrence(inputs: &Tensor, pack: &Pack) -> Result<Tensor> {
         split(4)?,
         split(5)?,
     );
+    let decay = (sigmoid(&decay)? * -f64::from(FASTEST_DECAY))?.exp()?;
     let replaced = (&forgotten * rate)?;
     let mut answers = Vec::with_capacity(rows);
     for sequence in pack.sequences() {
