@@ -8,6 +8,7 @@
 //! no bound. Only latents have gradients here, and nothing pulls them towards zero but the bound itself.
 
 pub mod bound;
+pub mod posteriors;
 
 use std::f64::consts::PI;
 
@@ -41,6 +42,9 @@ pub struct LatentOptions {
     pub last_rate: f64,
     /// log σ² at the start of each inference: the prior's is 0, the reference begins at −5.
     pub initial_log_variance: f64,
+    /// Share of the run in which the KL divergence comes to count, from nothing to all, in learning latents; what is measured
+    /// counts all of it always. Else a network of good local context never begins to use its latents.
+    pub kl_warm_up: f64,
     /// Share of the texts whose latents are learned from their beginning alone and then asked for all, as in generation.
     /// The bound holds for any posterior, so for this one, too.
     pub prefix_share: f64,
@@ -53,6 +57,7 @@ impl Default for LatentOptions {
             first_rate: 0.3,
             last_rate: 0.34,
             initial_log_variance: -5.0,
+            kl_warm_up: 0.0,
             prefix_share: 0.0,
         }
     }
@@ -65,6 +70,11 @@ impl LatentOptions {
         FastLearning {
             steps: self.steps,
             rate: self.first_rate + done * (self.last_rate - self.first_rate),
+            kl_weight: if done < self.kl_warm_up {
+                done / self.kl_warm_up
+            } else {
+                1.0
+            },
             weight_decay: 0.0,
         }
     }
@@ -77,6 +87,8 @@ pub struct FastLearning {
     pub steps: usize,
     /// The highest learning rate; it falls to a tenth along half a cosine.
     pub rate: f64,
+    /// What the KL divergence counts; 1 for the evidence bound.
+    pub kl_weight: f64,
     /// Decoupled weight decay: 0, but for comparison with the reference.
     pub weight_decay: f64,
 }
@@ -150,7 +162,7 @@ impl Posterior {
         let mut means = [(); 4].map(|()| vec![0.0; self.mean.len()]);
         for step in 1..=fast.steps {
             let noise = noise(self);
-            let slopes = self.slopes(model, part, &noise, interval)?;
+            let slopes = self.slopes(model, part, &noise, fast.kl_weight, interval)?;
             let falling = 0.5 * (1.0 + (PI * (step - 1) as f64 / fast.steps as f64).cos());
             let rate = fast.rate * (0.1 + 0.9 * falling);
             let [first_mean, second_mean, first_variance, second_variance] = &mut means;
@@ -176,12 +188,14 @@ impl Posterior {
         Ok(())
     }
 
-    /// The gradients of the negative evidence bound for means and log variances, with one noise.
+    /// The gradients of the negative evidence bound for means and log variances, with one noise, and with the KL divergence
+    /// at this weight.
     pub fn slopes(
         &self,
         model: &Model,
         part: &Part,
         noise: &[f32],
+        kl_weight: f64,
         interval: Option<usize>,
     ) -> Result<[Vec<f32>; 2]> {
         let latents = Var::from_tensor(&tensor(model, self.latents(noise))?)?;
@@ -204,15 +218,13 @@ impl Posterior {
         let slope = slope.context("the network ignores its latent vectors")?;
         let slope = slope.flatten_all()?.to_vec1::<f32>()?;
         // The KL divergence has its gradients on paper.
-        let mean = self
-            .mean
-            .iter()
-            .zip(&slope)
-            .map(|(mean, slope)| mean + slope);
+        let kl_weight = kl_weight as f32;
+        let mean = self.mean.iter().zip(&slope);
+        let mean = mean.map(|(mean, slope)| slope + kl_weight * mean);
         let gaussians = self.log_variance.iter().zip(&slope).zip(noise);
         let log_variance = gaussians.map(|((log_variance, slope), noise)| {
             let deviation = (0.5 * log_variance).exp();
-            0.5 * (slope * noise * deviation + deviation * deviation - 1.0)
+            0.5 * (slope * noise * deviation + kl_weight * (deviation * deviation - 1.0))
         });
         Ok([mean.collect(), log_variance.collect()])
     }

@@ -29,6 +29,7 @@ pub mod log;
 pub mod memory;
 pub mod optimizer;
 pub mod parallel;
+pub mod prior;
 pub mod quantization;
 pub mod report;
 pub mod schedule;

@@ -12,7 +12,7 @@ use clap::{Parser, Subcommand};
 use sluice_train::{
     card, checkpoint,
     corpus::{self, Split},
-    export, judge, likelihood, training_command,
+    export, judge, latent, likelihood, prior, training_command,
     vocabulary::Vocabulary,
 };
 
@@ -42,6 +42,10 @@ enum Command {
     },
     /// Measure how likely the held-out half of the language is to a model, and what a level loses of it.
     Likelihood(likelihood::command::Arguments),
+    /// Store the posteriors of training texts of a latent thought model.
+    Posteriors(latent::posteriors::Arguments),
+    /// Train a prior of latents on stored posteriors, and put it into the folder of their model.
+    Prior(prior::command::Arguments),
     /// Answer held-out requests with the engine and judge the answers.
     Judge(judge::command::Arguments),
     /// Write the model card of an exported and judged model, with its pictures.
@@ -90,6 +94,8 @@ fn main() -> Result<()> {
             )
         }
         Command::Likelihood(arguments) => likelihood::command::run(&arguments, threads),
+        Command::Posteriors(arguments) => latent::posteriors::run(&arguments, threads),
+        Command::Prior(arguments) => prior::command::run(&arguments, threads),
         Command::Judge(arguments) => judge::command::run(&arguments, threads),
         Command::Card(arguments) => card::command::run(&arguments, threads),
         Command::Corpus {

@@ -34,6 +34,25 @@ impl Default for OptimizerOptions {
     }
 }
 
+/// How variables are treated by name.
+pub trait Rule {
+    /// How the learning rate of a variable relates to that of the others.
+    fn rate_scale(&self, name: &str) -> f64;
+
+    /// Whether weight decay pulls a variable towards zero.
+    fn decays(&self, name: &str, shape: &[usize]) -> bool;
+}
+
+impl Rule for ModelConfig {
+    fn rate_scale(&self, name: &str) -> f64 {
+        Self::rate_scale(self, name)
+    }
+
+    fn decays(&self, name: &str, shape: &[usize]) -> bool {
+        Self::decays(self, name, shape)
+    }
+}
+
 /// The running means of one variable.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Means {
@@ -91,7 +110,7 @@ impl Optimizer {
     /// Moves the variables against their gradients and returns the norm of the gradients before clipping.
     pub fn step(
         &mut self,
-        config: &ModelConfig,
+        rule: &dyn Rule,
         variables: &[(String, Var)],
         gradients: &[Vec<f32>],
         learning_rate: f64,
@@ -121,12 +140,12 @@ impl Optimizer {
         for (((name, variable), gradient), means) in
             variables.iter().zip(gradients).zip(&mut self.means)
         {
-            let decay = if config.decays(name, variable.dims()) {
+            let decay = if rule.decays(name, variable.dims()) {
                 options.weight_decay
             } else {
                 0.0
             };
-            let learning_rate = learning_rate * config.rate_scale(name);
+            let learning_rate = learning_rate * rule.rate_scale(name);
             update.rate = (learning_rate / (1.0 - options.first_decay.powi(steps))) as f32;
             let keep = (1.0 - learning_rate * decay) as f32;
             let mut values = variable.flatten_all()?.to_vec1::<f32>()?;

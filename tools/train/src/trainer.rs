@@ -21,7 +21,7 @@ use crate::{
     export,
     gradient::Distillation,
     judge::fingerprint,
-    latent::{LatentOptions, bound},
+    latent::{FastLearning, LatentOptions, bound},
     likelihood::{self, LikelihoodOptions},
     loader::Loader,
     log::Log,
@@ -354,7 +354,10 @@ impl Trainer {
             let nats = likelihood::negative_log_likelihood(model, &*self.data, &options)?;
             return Ok((Some(nats), None));
         };
-        let fast = latent.at(schedule::done(&self.state.progress));
+        let fast = FastLearning {
+            kl_weight: 1.0,
+            ..latent.at(schedule::done(&self.state.progress))
+        };
         let bound = bound::measure(model, &*self.data, &options, latent, &fast)?;
         Ok((Some(bound.evidence()), Some(bound.kl)))
     }

@@ -175,6 +175,9 @@ pub struct Arguments {
     /// Logarithm of the variance at which a posterior begins; the prior's is 0.
     #[arg(long, default_value_t = LatentOptions::default().initial_log_variance, allow_negative_numbers = true)]
     initial_log_variance: f64,
+    /// Share of the run in which the KL divergence comes to count in learning latents.
+    #[arg(long, default_value_t = LatentOptions::default().kl_warm_up)]
+    kl_warm_up: f64,
     /// Share of the texts whose latents are learned from their prompt or their beginning alone.
     #[arg(long, default_value_t = LatentOptions::default().prefix_share)]
     prefix_share: f64,
@@ -292,6 +295,7 @@ pub fn run(arguments: Arguments, threads: usize) -> Result<()> {
             first_rate: arguments.fast_learning_rate,
             last_rate: arguments.fast_learning_rate_last,
             initial_log_variance: arguments.initial_log_variance,
+            kl_warm_up: arguments.kl_warm_up,
             prefix_share: arguments.prefix_share,
         }),
         optimizer: OptimizerOptions {

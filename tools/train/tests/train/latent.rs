@@ -50,7 +50,7 @@ fn slopes_of_the_bound_are_those_of_the_reference() {
         let expected = case["kl_mean"].as_f64().expect("number");
         assert!((kl / expected - 1.0).abs() < 1e-5, "{name}: {kl}");
         for interval in [None, Some(3)] {
-            let slopes = posterior.slopes(&frozen, &part, &values(&tensor("eps")), interval);
+            let slopes = posterior.slopes(&frozen, &part, &values(&tensor("eps")), 1.0, interval);
             let slopes = slopes.expect("slopes");
             for (found, kind) in slopes.into_iter().zip(["grad_mu", "grad_log_var"]) {
                 let expected = tensor(kind);
@@ -80,6 +80,7 @@ fn fast_learning_with_the_noise_of_the_reference_ends_where_it_does() {
         let fast = FastLearning {
             steps: number("steps") as usize,
             rate: number("learning_rate"),
+            kl_weight: 1.0,
             weight_decay: 0.01,
         };
         let noise = tensor("eps");
@@ -161,6 +162,7 @@ fn the_bound_with_fresh_noise_is_above_the_exact_likelihood_and_with_the_fitted_
     let fast = FastLearning {
         steps: 200,
         rate: 0.1,
+        kl_weight: 1.0,
         weight_decay: 0.0,
     };
     let prior = || Posterior {

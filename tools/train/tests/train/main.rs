@@ -8,5 +8,6 @@ mod kill;
 mod kinds;
 mod latent;
 mod networks;
+mod prior;
 mod quantization;
 mod training;
