@@ -37,6 +37,7 @@ pub fn export(
         config["posterior_steps"] = latent.steps.into();
         config["posterior_learning_rate"] = latent.last_rate.into();
         config["posterior_initial_log_variance"] = latent.initial_log_variance.into();
+        config["posterior_kl_weight"] = latent.at(1.0).kl_weight.into();
     }
     write_json(&folder.join(CONFIG_NAME), &config)?;
     write_json(
@@ -121,6 +122,10 @@ pub fn read_latent(folder: &Path) -> Result<Option<LatentOptions>> {
         last_rate: number("posterior_learning_rate").unwrap_or(usual.last_rate),
         initial_log_variance: number("posterior_initial_log_variance")
             .unwrap_or(usual.initial_log_variance),
+        // So that the end of a run counts the KL divergence at this weight.
+        kl_warm_up: number("posterior_kl_weight")
+            .filter(|weight| *weight > 0.0 && *weight < 1.0)
+            .map_or(0.0, f64::recip),
         ..usual
     }))
 }

@@ -43,7 +43,8 @@ pub struct LatentOptions {
     /// log σ² at the start of each inference: the prior's is 0, the reference begins at −5.
     pub initial_log_variance: f64,
     /// Share of the run in which the KL divergence comes to count, from nothing to all, in learning latents; what is measured
-    /// counts all of it always. Else a network of good local context never begins to use its latents.
+    /// counts all of it always. Else a network of good local context never begins to use its latents. Beyond 1 it counts
+    /// less than all even at the end: 5 ends at a fifth.
     pub kl_warm_up: f64,
     /// Share of the texts whose latents are learned from their beginning alone and then asked for all, as in generation.
     /// The bound holds for any posterior, so for this one, too.

@@ -175,7 +175,7 @@ pub struct Arguments {
     /// Logarithm of the variance at which a posterior begins; the prior's is 0.
     #[arg(long, default_value_t = LatentOptions::default().initial_log_variance, allow_negative_numbers = true)]
     initial_log_variance: f64,
-    /// Share of the run in which the KL divergence comes to count in learning latents.
+    /// Share of the run in which the KL divergence comes to count in learning latents; 5 ends the run where it counts a fifth.
     #[arg(long, default_value_t = LatentOptions::default().kl_warm_up)]
     kl_warm_up: f64,
     /// Share of the texts whose latents are learned from their prompt or their beginning alone.
