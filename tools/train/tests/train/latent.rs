@@ -152,8 +152,8 @@ fn the_bound_with_fresh_noise_is_above_the_exact_likelihood_and_with_the_fitted_
         text(1).costs(latents).expect("costs").iter().sum()
     };
     // Brute force over the one channel that counts: the integral of p(x | z) N(z; 0, 1).
-    let step = 0.01;
-    let integral: f64 = (-800..=800)
+    let step = 0.02;
+    let integral: f64 = (-400..=400)
         .map(|index| f64::from(index) * step)
         .map(|z| (-cost(z) - 0.5 * z * z).exp() * step / std::f64::consts::TAU.sqrt())
         .sum();
@@ -176,20 +176,20 @@ fn the_bound_with_fresh_noise_is_above_the_exact_likelihood_and_with_the_fitted_
             posterior.noise(&mut random)
         })
         .expect("learn");
-    let [nll, many] = text(4000).bounds(&fitted, &mut random).expect("bounds");
+    let [nll, many] = text(3000).bounds(&fitted, &mut random).expect("bounds");
     let bound = nll + fitted.kl();
     assert!(
         bound > exact - 0.02 && bound < exact + 1.0,
         "{bound}, exactly {exact}"
     );
     assert!(
-        many < bound && (many - exact).abs() < 0.02,
+        many < bound && (many - exact).abs() < 0.05,
         "{many}, exactly {exact}"
     );
 
     // One noise for fitting and for measuring, as in the authors' program: no bound at all.
     let mut noise = vec![0.0; config.dim];
-    let best = (-400..400).map(|index| f64::from(index) * 0.01);
+    let best = (-80..80).map(|index| f64::from(index) * 0.05);
     noise[0] = best
         .min_by(|left, right| cost(*left).total_cmp(&cost(*right)))
         .expect("some") as f32;
