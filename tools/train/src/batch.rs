@@ -8,6 +8,7 @@ use crate::{
     objective::{self, Canvas, Objective, Row},
     ops::Pack,
     random::Random,
+    text::{Source, TextFacts, TokenFile},
     vocabulary::Vocabulary,
 };
 
@@ -21,6 +22,9 @@ const USUAL_CANVAS: usize = 128;
 /// What decides the data of a run, besides the tokenizer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BatchOptions {
+    /// The text that is trained on; without one the story language of [`crate::corpus`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub text: Option<TextFacts>,
     /// The seed of text and masks.
     pub seed: u64,
     /// What is asked of the network.
@@ -73,6 +77,8 @@ pub struct Part {
     pub targets: Vec<u32>,
     /// The weight of each prediction in the loss.
     pub weights: Vec<f32>,
+    /// How many predictions of each row are the prompt's.
+    pub prompts: Vec<usize>,
 }
 
 /// The data of one step; its loss is the sum over all parts.
@@ -84,7 +90,12 @@ pub struct Batch {
 
 impl Batch {
     /// The data of a step, determined by options, tokenizer and step number alone.
-    pub fn draw(options: &BatchOptions, vocabulary: &Vocabulary, step: u64) -> Result<Self> {
+    pub fn draw<'a>(
+        options: &BatchOptions,
+        source: impl Into<Source<'a>>,
+        step: u64,
+    ) -> Result<Self> {
+        let source = source.into();
         // A stream of its own for masks and padding: the samples have theirs, by number.
         let mut random = Random::new(options.seed ^ 0x6d61_736b, step);
         let parts = (0..options.parts as u64)
@@ -92,17 +103,22 @@ impl Batch {
                 // Every part of every step has its own range of sample numbers, so parts may be drawn in any order or
                 // again.
                 let first = (step * options.parts as u64 + part) * SAMPLES_PER_PART;
-                draw_canvases(options, vocabulary, first, step, &mut random)
+                match source.text {
+                    Some(text) => draw_text(options, text, &mut random),
+                    None => draw_canvases(options, source.vocabulary, first, step, &mut random),
+                }
             })
             .collect::<Result<Vec<_>>>()?;
         let rows: usize = parts.iter().map(Vec::len).sum();
         // A long answer says more than a short one, but many short ones teach more than one long one.
-        let row_weight = |answer_length: usize| (answer_length as f32).sqrt();
-        let total: f32 = parts
-            .iter()
-            .flatten()
-            .map(|canvas| row_weight(canvas.answer_length))
-            .sum();
+        let row_weight = |canvas: &OwnedCanvas| match options.objective {
+            Objective::Diffusion | Objective::Autoregressive => {
+                (canvas.answer_length as f32).sqrt()
+            }
+            // The bound of a latent thought model is a sum over tokens.
+            Objective::Latent => (canvas.prompt_length + canvas.answer_length - 1) as f32,
+        };
+        let total: f32 = parts.iter().flatten().map(row_weight).sum();
         // Stratified over the step: every part of 0..1 is met by some row.
         let offset = random.unit();
         // Levels are dealt out in random order, or a row's place in its part would decide how much of it is masked.
@@ -119,11 +135,13 @@ impl Batch {
                     let canvas = owned.borrow();
                     let mut row = match options.objective {
                         Objective::Diffusion => {
-                            objective::mask(canvas, vocabulary.mask_id, level, &mut random)
+                            let mask_id = source.vocabulary.mask_id;
+                            objective::mask(canvas, mask_id, level, &mut random)
                         }
                         Objective::Autoregressive => objective::shift(canvas),
+                        Objective::Latent => objective::whole(canvas),
                     };
-                    let share = row_weight(owned.answer_length) / total;
+                    let share = row_weight(owned) / total;
                     row.weights.iter_mut().for_each(|weight| *weight *= share);
                     row
                 });
@@ -143,11 +161,12 @@ impl Batch {
 impl Part {
     /// Concatenates rows into a part, and moves their positions accordingly.
     pub fn pack(rows: impl IntoIterator<Item = Row>) -> Self {
-        let mut lengths = Vec::new();
+        let (mut lengths, mut prompts) = (Vec::new(), Vec::new());
         let mut all = Row::default();
         for row in rows {
             let start = all.ids.len() as u32;
             lengths.push(row.ids.len());
+            prompts.push(row.prompt);
             all.ids.extend(row.ids);
             let positions = row.positions.into_iter();
             all.positions
@@ -161,15 +180,47 @@ impl Part {
             positions: all.positions,
             targets: all.targets,
             weights: all.weights,
+            prompts,
         }
     }
+}
+
+/// Pieces of the training part of a text, each from a place of its own.
+fn draw_text(
+    options: &BatchOptions,
+    text: &TokenFile,
+    random: &mut Random,
+) -> Result<Vec<OwnedCanvas>> {
+    // Diffusion hides tokens of the piece; the others are asked for one token beyond what they read.
+    let (length, prompt_length) = match options.objective {
+        Objective::Diffusion => (options.length_max, 0),
+        Objective::Autoregressive | Objective::Latent => (options.length_max + 1, 1),
+    };
+    let pieces = options.part_tokens.div_ceil(options.length_max);
+    let pieces = (0..pieces).map(|_| {
+        let last = text.facts().training_tokens() as usize - length;
+        let ids = text.read(random.below(last + 1) as u64, length)?;
+        // A latent thought model may learn from the beginning of a piece what the rest is.
+        let prompt_length = match options.objective {
+            Objective::Latent => 1 + random.below(length - 1),
+            _ => prompt_length,
+        };
+        Ok(OwnedCanvas {
+            ids,
+            prompt_length,
+            answer_length: length - prompt_length,
+        })
+    });
+    pieces.collect()
 }
 
 /// A [`Canvas`] that owns its tokens.
 #[derive(Debug, Clone)]
 pub struct OwnedCanvas {
-    ids: Vec<u32>,
-    prompt_length: usize,
+    /// Prompt, answer and padding.
+    pub ids: Vec<u32>,
+    /// Where the answer begins.
+    pub prompt_length: usize,
     /// Tokens of the answer, its end of turn included.
     pub answer_length: usize,
 }
@@ -232,7 +283,7 @@ fn draw_canvases(
         };
         let padding = |answer_length| match options.objective {
             Objective::Diffusion => draw_padding(answer_length, random),
-            Objective::Autoregressive => 0,
+            Objective::Autoregressive | Objective::Latent => 0,
         };
         if let Some(canvas) = OwnedCanvas::new(vocabulary, &sample, padding, length_max)? {
             tokens += canvas.ids.len();
@@ -257,6 +308,7 @@ mod tests {
     use super::*;
 
     const OPTIONS: BatchOptions = BatchOptions {
+        text: None,
         seed: 9,
         objective: Objective::Diffusion,
         parts: 2,
@@ -288,7 +340,11 @@ mod tests {
     #[test]
     fn the_weights_of_a_step_add_up_to_one_on_average() {
         let vocabulary = Vocabulary::train(1, 512, 500).expect("train");
-        for objective in [Objective::Diffusion, Objective::Autoregressive] {
+        for objective in [
+            Objective::Diffusion,
+            Objective::Autoregressive,
+            Objective::Latent,
+        ] {
             let options = BatchOptions {
                 objective,
                 ..OPTIONS

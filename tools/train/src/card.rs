@@ -85,12 +85,12 @@ Good questions: \"Tell me a story about Mia and a lost kite.\", \"Write a story 
 \"Tell me a bedtime story about a girl named Greta who wants a drum.\", \"Who are you?\"
 ",
         parameters = config.parameters() as f64 / 1e6,
-        layers = config.n_layers,
-        width = config.d_model,
-        heads = config.n_heads,
-        mlp = config.mlp_hidden_size,
-        vocabulary = config.vocab_size,
-        length = config.max_sequence_length,
+        layers = config.layers(),
+        width = config.width(),
+        heads = config.heads(),
+        mlp = config.inner(),
+        vocabulary = config.vocab_size(),
+        length = config.length_max(),
     )
 }
 
@@ -171,6 +171,7 @@ fn train_command(program: &str, output: &str, run: &Run) -> String {
     let objective = match batch.objective {
         Objective::Diffusion => "",
         Objective::Autoregressive => " --objective autoregressive",
+        Objective::Latent => " --objective latent",
     };
     let until = match progress.seconds_planned {
         Some(seconds) => format!("--seconds {seconds}"),
@@ -182,7 +183,10 @@ fn train_command(program: &str, output: &str, run: &Run) -> String {
         Some(_) => " --from BEFORE".to_owned(),
         None => format!(
             " --vocabulary {vocabulary} --layers {} --width {} --mlp {} --heads {}",
-            config.n_layers, config.d_model, config.mlp_hidden_size, config.n_heads
+            config.layers(),
+            config.width(),
+            config.inner(),
+            config.heads()
         ),
     };
     let quantization = match &progress.quantization {

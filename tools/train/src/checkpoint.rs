@@ -14,9 +14,11 @@ use crate::{
     batch::BatchOptions,
     config::ModelConfig,
     file,
+    latent::LatentOptions,
     model::Model,
     optimizer::{Means, Optimizer, OptimizerOptions},
     quantization::{QuantizationOptions, Rounding},
+    step::Precision,
 };
 
 /// The name of the checkpoint in the output folder.
@@ -50,6 +52,15 @@ pub struct Progress {
     /// How the last part of the run computes with rounded weights, if it does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quantization: Option<QuantizationOptions>,
+    /// How a latent thought model's latents are learned.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latent: Option<LatentOptions>,
+    /// Decays and limits of the optimizer.
+    #[serde(default)]
+    pub optimizer: OptimizerOptions,
+    /// What passes compute from and keep.
+    #[serde(default)]
+    pub precision: Precision,
 }
 
 /// The state of a run between two steps.
@@ -171,7 +182,7 @@ pub fn load(folder: &Path, device: &Device) -> Result<Option<State>> {
         })
         .transpose()?;
     let optimizer = Optimizer {
-        options: OptimizerOptions::default(),
+        options: progress.optimizer.clone(),
         means,
         steps: progress.step,
     };

@@ -1,110 +1,238 @@
-//! The shape of the model, written with exactly the keys of LLaDA's `config.json`, or of Llama's for a causal one.
+//! The shapes of the networks that can be trained, each written and read as its family's `config.json`.
 
+pub mod latent_thought;
 pub mod llama;
+pub mod rwkv7;
+pub mod transformer;
 
+use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
-use sluice_weights::{LayerKind, Shape, TensorNaming};
+use serde_json::Value;
 
-/// The name of the embedding.
-pub const EMBEDDING: &str = "model.transformer.wte.weight";
-/// The name of the LM head.
-pub const HEAD: &str = "model.transformer.ff_out.weight";
-/// How the names of the blocks' last projections end, and that of the LM head.
-pub const MLP_OUTPUT: &str = "ff_out.weight";
+pub use self::{
+    latent_thought::LatentThoughtConfig, rwkv7::Rwkv7Config, transformer::TransformerConfig,
+};
 
-/// The name of a part of a block.
-#[must_use]
-pub fn block_tensor(layer: usize, part: &str) -> String {
-    format!("model.transformer.blocks.{layer}.{part}.weight")
+/// The shape of a network of any kind.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+// A checkpoint has the keys of the kind alone; no two kinds have the same.
+#[serde(untagged)]
+pub enum ModelConfig {
+    /// LLaDA, or Llama where attention is causal.
+    Transformer(TransformerConfig),
+    /// RWKV-7.
+    Rwkv7(Rwkv7Config),
+    /// A latent thought model.
+    LatentThought(LatentThoughtConfig),
 }
 
-/// Sizes that differ from model to model; everything else is LLaDA's.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ModelConfig {
-    /// Width of the residual stream.
-    pub d_model: usize,
-    /// Attention heads; each has its own keys and values.
-    pub n_heads: usize,
-    /// Number of transformer blocks.
-    pub n_layers: usize,
-    /// Width inside the gated layer.
-    pub mlp_hidden_size: usize,
-    /// Rows of the embedding and of the LM head.
-    pub vocab_size: usize,
-    /// Base of the rotary embedding.
-    pub rope_theta: f64,
-    /// Added to the mean square before its root is taken.
-    pub rms_norm_eps: f64,
-    /// The longest canvas the model is meant for.
-    pub max_sequence_length: usize,
-    /// Whether attention only looks back: not in LLaDA, but in the autoregressive network beside it, which is a Llama.
-    #[serde(default)]
-    pub causal: bool,
+impl From<TransformerConfig> for ModelConfig {
+    fn from(config: TransformerConfig) -> Self {
+        Self::Transformer(config)
+    }
+}
+
+impl From<Rwkv7Config> for ModelConfig {
+    fn from(config: Rwkv7Config) -> Self {
+        Self::Rwkv7(config)
+    }
+}
+
+impl From<LatentThoughtConfig> for ModelConfig {
+    fn from(config: LatentThoughtConfig) -> Self {
+        Self::LatentThought(config)
+    }
+}
+
+/// Ids of a vocabulary that a `config.json` tells.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SpecialIds {
+    /// Begins a text.
+    pub begin: Option<u32>,
+    /// End a text, the usual one first.
+    pub ends: Vec<u32>,
+    /// Stands where nothing has been written yet.
+    pub mask: Option<u32>,
 }
 
 impl ModelConfig {
-    /// The demonstration model: 3.8 million parameters with 1024 tokens.
-    #[must_use]
-    pub fn demonstration(vocab_size: usize) -> Self {
-        Self {
-            d_model: 256,
-            n_heads: 4,
-            n_layers: 5,
-            mlp_hidden_size: 512,
-            vocab_size,
-            rope_theta: 10_000.0,
-            rms_norm_eps: 1e-5,
-            max_sequence_length: 512,
-            causal: false,
+    /// The shape that a `config.json` describes.
+    pub fn from_json(json: Value) -> Result<Self> {
+        Ok(match json["model_type"].as_str() {
+            Some(llama::MODEL_TYPE) => llama::from_json(json)?.into(),
+            Some(rwkv7::MODEL_TYPE) => serde_json::from_value::<Rwkv7Config>(json)?.into(),
+            Some(latent_thought::MODEL_TYPE) => {
+                serde_json::from_value::<LatentThoughtConfig>(json)?.into()
+            }
+            Some(transformer::MODEL_TYPE) => {
+                serde_json::from_value::<TransformerConfig>(json)?.into()
+            }
+            other => bail!("models of type {other:?} can't be trained"),
+        })
+    }
+
+    /// The whole `config.json`.
+    pub fn to_json(&self, ids: &SpecialIds) -> Result<Value> {
+        Ok(match self {
+            Self::Transformer(config) if config.causal => {
+                llama::to_json(config, ids.begin, &ids.ends)
+            }
+            Self::Transformer(config) => config.to_llada_json(
+                ids.mask.context("the vocabulary has no mask")?,
+                *ids.ends.last().context("the vocabulary has no end")?,
+            ),
+            Self::Rwkv7(config) => config.to_json(ids.begin, &ids.ends),
+            Self::LatentThought(config) => config.to_json(ids.begin, &ids.ends),
+        })
+    }
+
+    /// Refuses a shape that no network has.
+    pub fn check(&self) -> Result<()> {
+        match self {
+            Self::Transformer(config) => config.check(),
+            Self::Rwkv7(config) => config.check(),
+            Self::LatentThought(config) => config.check(),
         }
     }
 
-    /// Every tensor of the model with LLaDA's name for it, in order.
+    /// Every tensor of the network by the trainer's name, in the order of a model's variables.
     #[must_use]
     pub fn tensors(&self) -> Vec<(String, Vec<usize>)> {
-        let (width, inner, vocabulary) = (self.d_model, self.mlp_hidden_size, self.vocab_size);
-        let mut tensors = vec![(EMBEDDING.to_owned(), vec![vocabulary, width])];
-        for layer in 0..self.n_layers {
-            let parts = [
-                ("attn_norm", vec![width]),
-                ("q_proj", vec![width, width]),
-                ("k_proj", vec![width, width]),
-                ("v_proj", vec![width, width]),
-                ("attn_out", vec![width, width]),
-                ("ff_norm", vec![width]),
-                ("ff_proj", vec![inner, width]),
-                ("up_proj", vec![inner, width]),
-                ("ff_out", vec![width, inner]),
-            ];
-            tensors.extend(parts.map(|(part, shape)| (block_tensor(layer, part), shape)));
+        match self {
+            Self::Transformer(config) => config.tensors(),
+            Self::Rwkv7(config) => config.tensors(),
+            Self::LatentThought(config) => config.tensors(),
         }
-        tensors.push(("model.transformer.ln_f.weight".to_owned(), vec![width]));
-        tensors.push((HEAD.to_owned(), vec![vocabulary, width]));
-        tensors
     }
 
-    /// The shape as the engine's plans see it; its tensors are those of [`Self::tensors`], in the same order.
+    /// The names of the tensors in the family's files, in the same order.
     #[must_use]
-    pub fn shape(&self) -> Shape {
-        Shape {
-            // LLaDA's layers with causal attention are Llama's, which has its own names for them.
-            naming: match self.causal {
-                false => TensorNaming::Llada,
-                true => TensorNaming::HuggingFace,
-            },
-            layers: self.n_layers,
-            hidden_size: self.d_model,
-            attention_heads: self.n_heads,
-            kv_heads: self.n_heads,
-            head_dim: self.d_model / self.n_heads,
-            intermediate_size: self.mlp_hidden_size,
-            padded_vocab_size: self.vocab_size,
-            context_length: self.max_sequence_length,
-            causal: self.causal,
-            tied: false,
-            biases: false,
-            layer_kind: LayerKind::Attention,
+    pub fn file_names(&self) -> Vec<String> {
+        match self {
+            Self::Transformer(config) => {
+                let specs = config.shape().tensors().into_iter();
+                specs.map(|spec| spec.name).collect()
+            }
+            _ => self.tensors().into_iter().map(|(name, _)| name).collect(),
+        }
+    }
+
+    /// The tensors with a row for each token.
+    #[must_use]
+    pub fn token_tensors(&self) -> &'static [&'static str] {
+        match self {
+            Self::Transformer(_) => &[transformer::EMBEDDING, transformer::HEAD],
+            Self::Rwkv7(_) => &[rwkv7::EMBEDDING, rwkv7::HEAD],
+            Self::LatentThought(_) => &[latent_thought::EMBEDDING],
+        }
+    }
+
+    /// Whether a tensor is the embedding.
+    #[must_use]
+    pub fn is_embedding(&self, name: &str) -> bool {
+        self.token_tensors().first() == Some(&name)
+    }
+
+    /// Number of layers.
+    #[must_use]
+    pub fn layers(&self) -> usize {
+        match self {
+            Self::Transformer(config) => config.n_layers,
+            Self::Rwkv7(config) => config.num_hidden_layers,
+            Self::LatentThought(config) => config.n_layers,
+        }
+    }
+
+    /// Width of the residual stream.
+    #[must_use]
+    pub fn width(&self) -> usize {
+        match self {
+            Self::Transformer(config) => config.d_model,
+            Self::Rwkv7(config) => config.hidden_size,
+            Self::LatentThought(config) => config.dim,
+        }
+    }
+
+    /// Heads of each layer.
+    #[must_use]
+    pub fn heads(&self) -> usize {
+        match self {
+            Self::Transformer(config) => config.n_heads,
+            Self::Rwkv7(config) => config.heads(),
+            Self::LatentThought(config) => config.n_heads,
+        }
+    }
+
+    /// Width inside the layers' second half.
+    #[must_use]
+    pub fn inner(&self) -> usize {
+        match self {
+            Self::Transformer(config) => config.mlp_hidden_size,
+            Self::Rwkv7(config) => config.intermediate_size,
+            Self::LatentThought(config) => config.inner(),
+        }
+    }
+
+    /// Rows of the embedding and of the LM head.
+    #[must_use]
+    pub fn vocab_size(&self) -> usize {
+        match self {
+            Self::Transformer(config) => config.vocab_size,
+            Self::Rwkv7(config) => config.vocab_size,
+            Self::LatentThought(config) => config.vocab_size,
+        }
+    }
+
+    /// The same shape with a vocabulary of another size.
+    #[must_use]
+    pub fn with_vocab_size(mut self, size: usize) -> Self {
+        match &mut self {
+            Self::Transformer(config) => config.vocab_size = size,
+            Self::Rwkv7(config) => config.vocab_size = size,
+            Self::LatentThought(config) => config.vocab_size = size,
+        }
+        self
+    }
+
+    /// The longest sequence the network is meant for.
+    #[must_use]
+    pub fn length_max(&self) -> usize {
+        match self {
+            Self::Transformer(config) => config.max_sequence_length,
+            Self::Rwkv7(config) => config.max_position_embeddings,
+            Self::LatentThought(config) => config.max_seq_len,
+        }
+    }
+
+    /// Whether a position sees only itself and those before it.
+    #[must_use]
+    pub fn causal(&self) -> bool {
+        match self {
+            Self::Transformer(config) => config.causal,
+            Self::Rwkv7(_) | Self::LatentThought(_) => true,
+        }
+    }
+
+    /// How the learning rate of a tensor relates to that of the others, as the official trainer of RWKV-7 has it.
+    #[must_use]
+    pub fn rate_scale(&self, name: &str) -> f64 {
+        match self {
+            // The decay of each channel.
+            Self::Rwkv7(_) if name.ends_with("w_lora.lora.2.bias") => 2.0,
+            _ => 1.0,
+        }
+    }
+
+    /// Whether weight decay pulls a tensor towards zero.
+    #[must_use]
+    pub fn decays(&self, name: &str, shape: &[usize]) -> bool {
+        match self {
+            // Low-rank matrices, token shifts and the weights of the bonus are left alone.
+            Self::Rwkv7(_) => {
+                shape.len() == 2 && name.ends_with(".weight") && !name.contains("lora")
+            }
+            // Vectors, the weights of norms, are left alone.
+            _ => shape.len() > 1,
         }
     }
 
@@ -116,57 +244,6 @@ impl ModelConfig {
             .map(|(_, shape)| shape.iter().product::<usize>())
             .sum()
     }
-
-    /// The whole `config.json` of a network that is not causal.
-    #[must_use]
-    pub fn to_llada_json(&self, mask_id: u32, eos_id: u32) -> Value {
-        json!({
-            "activation_type": "silu",
-            "alibi": false,
-            "alibi_bias_max": 8.0,
-            "architectures": ["LLaDAModelLM"],
-            "attention_dropout": 0.0,
-            "attention_layer_norm": false,
-            "attention_layer_norm_with_affine": true,
-            "bias_for_layer_norm": false,
-            "block_group_size": 1,
-            "block_type": "llama",
-            "d_model": self.d_model,
-            "embedding_dropout": 0.0,
-            "embedding_size": self.vocab_size,
-            "eos_token_id": eos_id,
-            "flash_attention": false,
-            "include_bias": false,
-            "include_qkv_bias": false,
-            "init_cutoff_factor": null,
-            "init_device": "meta",
-            "init_fn": "normal",
-            "init_std": 0.02,
-            "input_emb_norm": false,
-            "layer_norm_type": "rms",
-            "layer_norm_with_affine": true,
-            "mask_token_id": mask_id,
-            "max_sequence_length": self.max_sequence_length,
-            "mlp_hidden_size": self.mlp_hidden_size,
-            "mlp_ratio": 4,
-            "model_type": "llada",
-            "multi_query_attention": null,
-            "n_heads": self.n_heads,
-            "n_kv_heads": self.n_heads,
-            "n_layers": self.n_layers,
-            "pad_token_id": eos_id,
-            "precision": "fp32",
-            "residual_dropout": 0.0,
-            "rms_norm_eps": self.rms_norm_eps,
-            "rope": true,
-            "rope_full_precision": true,
-            "rope_theta": self.rope_theta,
-            "scale_logits": false,
-            "use_cache": false,
-            "vocab_size": self.vocab_size,
-            "weight_tying": false,
-        })
-    }
 }
 
 #[cfg(test)]
@@ -174,18 +251,45 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_engine_expects_the_same_tensors_in_the_same_order() {
-        let own = ModelConfig::demonstration(1280);
-        let specs = own.shape().tensors().into_iter();
-        let expected: Vec<_> = specs.map(|spec| (spec.name, spec.shape)).collect();
-        assert_eq!(own.tensors(), expected);
-        // Llama's tensors have other names and the same shapes.
-        let causal = ModelConfig {
-            causal: true,
-            ..own
+    fn a_shape_is_read_back_from_its_config_and_from_a_checkpoint() {
+        let ids = SpecialIds {
+            begin: Some(506),
+            ends: vec![511, 507],
+            mask: Some(508),
         };
-        let specs = causal.shape().tensors().into_iter();
-        let shapes = specs.map(|spec| spec.shape);
-        assert!(shapes.eq(expected.into_iter().map(|(_, shape)| shape)));
+        let shapes = [
+            ModelConfig::from(TransformerConfig::demonstration(512)),
+            TransformerConfig {
+                causal: true,
+                ..TransformerConfig::demonstration(512)
+            }
+            .into(),
+            Rwkv7Config::new(128, 2, 256, 512).into(),
+            LatentThoughtConfig {
+                dim: 64,
+                n_layers: 2,
+                n_heads: 4,
+                hidden_dim: Some(96),
+                multiple_of: 32,
+                vocab_size: 512,
+                max_seq_len: 128,
+                max_z_len: 8,
+                window_size: 16,
+                norm_eps: 1e-5,
+                rope_theta: 10_000.0,
+            }
+            .into(),
+        ];
+        for shape in shapes {
+            let json = shape.to_json(&ids).expect("json");
+            assert_eq!(ModelConfig::from_json(json).expect("read"), shape);
+            let kept = serde_json::to_string(&shape).expect("write");
+            assert_eq!(
+                serde_json::from_str::<ModelConfig>(&kept).expect("read"),
+                shape
+            );
+        }
+        let other = serde_json::json!({ "model_type": "gpt2" });
+        assert!(ModelConfig::from_json(other).is_err());
     }
 }

@@ -1,20 +1,17 @@
-//! From a checkpoint to a folder that reads like any LLaDA model, or like any Llama where attention is causal
-//! (configuration, BF16 weights, tokenizer), and back to a model to train on. The model card is written once the model has
-//! been judged.
+//! From a checkpoint to a folder that reads like any model of its family (configuration, BF16 weights, tokenizer), and
+//! back to a model to train on. The model card is written once the model has been judged.
 
 use std::{collections::BTreeMap, path::Path};
 
 use anyhow::{Context, Result, ensure};
 use candle_core::Device;
 use half::bf16;
-use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+use safetensors::{Dtype, tensor::TensorView};
 use serde_json::Value;
 
 use crate::{
-    config::{EMBEDDING, HEAD, ModelConfig, llama},
-    file,
-    model::Model,
-    vocabulary::Vocabulary,
+    config::ModelConfig, file, latent::LatentOptions, model::Model, vocabulary::Vocabulary,
+    weights_file::WeightFiles,
 };
 
 const CONFIG_NAME: &str = "config.json";
@@ -25,16 +22,23 @@ pub const TOKENIZER_NAME: &str = "tokenizer.json";
 /// The name of the weights in the folder.
 pub const WEIGHTS_NAME: &str = "model.safetensors";
 
-/// Writes the folder; files already there are replaced one by one, the weights as a whole.
-pub fn export(folder: &Path, model: &Model, vocabulary: &Vocabulary) -> Result<()> {
+/// Writes the folder; files already there are replaced one by one, the weights as a whole. With how latents were learned in
+/// training, `config.json` says how to learn them, too.
+pub fn export(
+    folder: &Path,
+    model: &Model,
+    vocabulary: &Vocabulary,
+    latent: Option<&LatentOptions>,
+) -> Result<()> {
     std::fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
-    let causal = model.config.causal;
-    let config = if causal {
-        llama::to_json(&model.config, vocabulary.begin_id, &vocabulary.eos_ids())
-    } else {
-        let (mask_id, end_id) = (vocabulary.mask_id, vocabulary.end_id);
-        model.config.to_llada_json(mask_id, end_id)
-    };
+    let causal = model.config.causal();
+    let mut config = model.config.to_json(&vocabulary.special_ids())?;
+    if let Some(latent) = latent {
+        config["posterior_steps"] = latent.steps.into();
+        config["posterior_learning_rate"] = latent.last_rate.into();
+        config["posterior_initial_log_variance"] = latent.initial_log_variance.into();
+        config["posterior_kl_weight"] = latent.at(1.0).kl_weight.into();
+    }
     write_json(&folder.join(CONFIG_NAME), &config)?;
     write_json(
         &folder.join("tokenizer_config.json"),
@@ -53,8 +57,8 @@ fn write_json(path: &Path, value: &Value) -> Result<()> {
     std::fs::write(path, text).with_context(|| format!("write {}", path.display()))
 }
 
-/// The model of a folder that [`export`] wrote, which must have this shape but for its vocabulary. A token that it lacks begins as
-/// the mean of those that it writes instead.
+/// The model of a folder, which must have this shape but for its vocabulary. A token that it lacks begins as the mean of
+/// those that it writes instead.
 pub fn read(
     folder: &Path,
     config: &ModelConfig,
@@ -62,37 +66,24 @@ pub fn read(
     device: &Device,
 ) -> Result<Model> {
     let found = read_config(folder)?;
-    let mut fitting = config.clone();
     // The vocabulary may differ, since its rows are carried over by token below; everything else must be the same.
-    fitting.vocab_size = found.vocab_size;
     ensure!(
-        found == fitting,
+        found == config.clone().with_vocab_size(found.vocab_size()),
         "the model in {} has another shape: {found:?}",
         folder.display()
     );
-    let path = folder.join(WEIGHTS_NAME);
-    let file = std::fs::read(&path).with_context(|| format!("read {}", path.display()))?;
-    let tensors = SafeTensors::deserialize(&file)
-        .with_context(|| format!("understand {}", path.display()))?;
+    let files = WeightFiles::open(folder)?;
     let mut weights: BTreeMap<String, Vec<f32>> = BTreeMap::new();
-    for ((name, _), spec) in found.tensors().into_iter().zip(found.shape().tensors()) {
-        let view = tensors
-            .tensor(&spec.name)
-            .with_context(|| format!("find {}", spec.name))?;
-        ensure!(view.dtype() == Dtype::BF16, "{name} is not in BF16");
-        let values = view
-            .data()
-            .chunks_exact(2)
-            .map(|two| bf16::from_le_bytes([two[0], two[1]]).to_f32());
-        weights.insert(name, values.collect());
+    for ((name, shape), file_name) in found.tensors().into_iter().zip(found.file_names()) {
+        weights.insert(name, files.read(&file_name, &shape)?);
     }
     let before = Vocabulary::load(&folder.join(TOKENIZER_NAME))?;
     let same = vocabulary.in_terms_of(&before)?;
-    for name in [EMBEDDING, HEAD] {
+    for name in config.token_tensors() {
         let rows = weights
-            .get_mut(name)
+            .get_mut(*name)
             .context("the shape lists no such tensor")?;
-        *rows = carried(rows, &same, config.d_model, config.vocab_size);
+        *rows = carried(rows, &same, config.width(), config.vocab_size());
     }
     Model::from_weights(config.clone(), weights, device)
 }
@@ -113,28 +104,49 @@ fn carried(rows: &[f32], same: &[Vec<u32>], width: usize, count: usize) -> Vec<f
 
 /// The shape of the model of a folder.
 pub fn read_config(folder: &Path) -> Result<ModelConfig> {
+    let json = read_json(folder)?;
+    ModelConfig::from_json(json)
+        .with_context(|| format!("understand {CONFIG_NAME} in {}", folder.display()))
+}
+
+/// How the latents of the model of a folder are learned, where it says so.
+pub fn read_latent(folder: &Path) -> Result<Option<LatentOptions>> {
+    let json = read_json(folder)?;
+    let number = |key: &str| json[key].as_f64();
+    let Some(steps) = json["posterior_steps"].as_u64() else {
+        return Ok(None);
+    };
+    let usual = LatentOptions::default();
+    Ok(Some(LatentOptions {
+        steps: steps as usize,
+        last_rate: number("posterior_learning_rate").unwrap_or(usual.last_rate),
+        initial_log_variance: number("posterior_initial_log_variance")
+            .unwrap_or(usual.initial_log_variance),
+        // So that the end of a run counts the KL divergence at this weight.
+        kl_warm_up: number("posterior_kl_weight")
+            .filter(|weight| *weight > 0.0 && *weight < 1.0)
+            .map_or(0.0, f64::recip),
+        ..usual
+    }))
+}
+
+fn read_json(folder: &Path) -> Result<Value> {
     let path = folder.join(CONFIG_NAME);
     let text = std::fs::read(&path).with_context(|| format!("read {}", path.display()))?;
-    let json: Value = serde_json::from_slice(&text)?;
-    let config = if json["model_type"] == llama::MODEL_TYPE {
-        llama::from_json(json)
-    } else {
-        serde_json::from_value(json)
-    };
-    config.with_context(|| format!("understand {}", path.display()))
+    serde_json::from_slice(&text).with_context(|| format!("understand {}", path.display()))
 }
 
 /// The weights file of a model; the same weights always give the same bytes.
 pub fn weights(model: &Model) -> Result<Vec<u8>> {
     let mut parts = Vec::new();
     // Named as the family names them, in the order of the variables.
-    for (spec, (_, variable)) in model.config.shape().tensors().iter().zip(model.variables()) {
+    for (name, (_, variable)) in model.config.file_names().into_iter().zip(model.variables()) {
         let values = variable.flatten_all()?.to_vec1::<f32>()?;
         let data: Vec<u8> = values
             .iter()
             .flat_map(|value| bf16::from_f32(*value).to_le_bytes())
             .collect();
-        parts.push((spec.name.clone(), variable.dims().to_vec(), data));
+        parts.push((name, variable.dims().to_vec(), data));
     }
     let views = parts
         .iter()

@@ -11,11 +11,12 @@ use candle_core::{D, DType, Tensor};
 
 use crate::{
     batch::{OwnedCanvas, Part},
+    config::ModelConfig,
     corpus::{self, Split},
     model::Model,
     objective, ops, parallel,
     random::Random,
-    vocabulary::Vocabulary,
+    text::Source,
 };
 
 /// Canvases are padded to a multiple of this length.
@@ -35,12 +36,12 @@ pub struct LikelihoodOptions {
 }
 
 /// Nats for each answer token of the held-out samples.
-pub fn negative_log_likelihood(
+pub fn negative_log_likelihood<'a>(
     model: &Model,
-    vocabulary: &Vocabulary,
+    source: impl Into<Source<'a>>,
     options: &LikelihoodOptions,
 ) -> Result<f64> {
-    let all = held_out(model, vocabulary, options, |sample| {
+    let all = held_out(model, source.into(), options, |sample| {
         Ok((sample.nats(&sample.logits(model)?)?, sample.answer_length))
     })?;
     let nats: f64 = all.iter().map(|(nats, _)| nats).sum();
@@ -60,10 +61,10 @@ pub struct Comparison {
 }
 
 /// Compares two models of the same shape by the same mask draws.
-pub fn compare(
+pub fn compare<'a>(
     reference: &Model,
     model: &Model,
-    vocabulary: &Vocabulary,
+    source: impl Into<Source<'a>>,
     options: &LikelihoodOptions,
 ) -> Result<Comparison> {
     /// Of one sample.
@@ -74,7 +75,7 @@ pub fn compare(
         tokens: f64,
         rows: f64,
     }
-    let all = held_out(model, vocabulary, options, |sample| {
+    let all = held_out(model, source.into(), options, |sample| {
         let [theirs, ours] = [sample.logits(reference)?, sample.logits(model)?];
         let rows = sample.part.positions.len();
         let kl = ops::divergence(&ours, &theirs, vec![1.0; rows])?;
@@ -126,29 +127,17 @@ impl HeldOut {
     }
 }
 
-/// Calls `measure` for every held-out sample that fits the shape of the model; the others are left out of all sums.
+/// Calls `measure` for every held-out sample.
 fn held_out<R: Send>(
     model: &Model,
-    vocabulary: &Vocabulary,
+    source: Source<'_>,
     options: &LikelihoodOptions,
     measure: impl Fn(HeldOut) -> Result<R> + Sync,
 ) -> Result<Vec<R>> {
-    let numbers: Vec<u64> = (0..options.samples).collect();
-    let results = parallel::map(options.threads, &numbers, |number| {
-        let sample = corpus::sample(Split::HeldOut, options.seed, *number);
-        let padding = |answer_length: usize| {
-            if model.config.causal {
-                0
-            } else {
-                answer_length.next_multiple_of(CANVAS_MULTIPLE) - answer_length
-            }
-        };
-        let length_max = model.config.max_sequence_length;
-        let Some(canvas) = OwnedCanvas::new(vocabulary, &sample, padding, length_max)? else {
-            return Ok(None);
-        };
+    let canvases = canvases(&model.config, source, options)?;
+    parallel::map(options.threads, &canvases, |(number, canvas)| {
         let mut random = Random::new(options.seed ^ 0x626f_756e, *number);
-        let rows: Vec<_> = if model.config.causal {
+        let rows: Vec<_> = if model.config.causal() {
             let mut row = objective::shift(canvas.borrow());
             row.weights.fill(1.0);
             vec![row]
@@ -158,7 +147,7 @@ fn held_out<R: Send>(
             (0..options.draws)
                 .map(|draw| {
                     let level = (draw as f64 + offset) / options.draws as f64;
-                    let mask_id = vocabulary.mask_id;
+                    let mask_id = source.vocabulary.mask_id;
                     objective::mask_for_bound(canvas.borrow(), mask_id, level, &mut random)
                 })
                 .collect()
@@ -168,7 +157,42 @@ fn held_out<R: Send>(
             part: Part::pack(rows),
             answer_length: canvas.answer_length,
         };
-        measure(sample).map(Some)
-    })?;
-    Ok(results.into_iter().flatten().collect())
+        measure(sample)
+    })
+}
+
+/// Held-out samples by number that fit the shape of a model; the others are left out of all sums.
+pub fn canvases(
+    config: &ModelConfig,
+    source: Source<'_>,
+    options: &LikelihoodOptions,
+) -> Result<Vec<(u64, OwnedCanvas)>> {
+    let length_max = config.length_max();
+    if let Some(text) = source.text {
+        let (length, prompt_length) = match config {
+            ModelConfig::LatentThought(_) => (length_max + 1, length_max / 4),
+            _ if config.causal() => (length_max + 1, 1),
+            _ => (length_max, 0),
+        };
+        let pieces = text.held_out(options.samples, length)?.into_iter();
+        let canvases = pieces.map(|ids| OwnedCanvas {
+            ids,
+            prompt_length,
+            answer_length: length - prompt_length,
+        });
+        return Ok((0..).zip(canvases).collect());
+    }
+    let canvases = (0..options.samples).map(|number| {
+        let sample = corpus::sample(Split::HeldOut, options.seed, number);
+        let padding = |answer_length: usize| {
+            if config.causal() {
+                0
+            } else {
+                answer_length.next_multiple_of(CANVAS_MULTIPLE) - answer_length
+            }
+        };
+        let canvas = OwnedCanvas::new(source.vocabulary, &sample, padding, length_max)?;
+        Ok(canvas.map(|canvas| (number, canvas)))
+    });
+    canvases.filter_map(Result::transpose).collect()
 }

@@ -13,7 +13,7 @@ use anyhow::{Context, Result};
 
 use crate::{
     batch::{Batch, BatchOptions},
-    vocabulary::Vocabulary,
+    text::Data,
 };
 
 /// Batches that each thread keeps ready.
@@ -27,37 +27,29 @@ pub struct Loader {
 
 enum Source {
     /// Drawn when asked for.
-    Here(BatchOptions, Arc<Vocabulary>),
+    Here(BatchOptions, Arc<Data>),
     /// Each thread draws every n-th batch; the threads end when the receivers are gone.
     Threads(Vec<Receiver<Result<Batch>>>),
 }
 
 impl Loader {
     /// Batches from the given step on. Without threads of its own each is drawn when it is asked for.
-    pub fn new(
-        options: BatchOptions,
-        vocabulary: Arc<Vocabulary>,
-        step: u64,
-        threads: usize,
-    ) -> Result<Self> {
+    pub fn new(options: BatchOptions, data: Arc<Data>, step: u64, threads: usize) -> Result<Self> {
         if threads == 0 {
-            let source = Source::Here(options, vocabulary);
+            let source = Source::Here(options, data);
             return Ok(Self { source, step });
         }
         let receivers = (0..threads as u64)
             .map(|index| {
                 // Bounded, so that a thread stops drawing when the trainer falls behind.
                 let (sender, receiver) = sync_channel(AHEAD);
-                let vocabulary = Arc::clone(&vocabulary);
+                let data = Arc::clone(&data);
                 let steps = (step + index..).step_by(threads);
                 thread::Builder::new()
                     .name(format!("loader-{index}"))
                     .spawn(move || {
                         for step in steps {
-                            if sender
-                                .send(Batch::draw(&options, &vocabulary, step))
-                                .is_err()
-                            {
+                            if sender.send(Batch::draw(&options, &*data, step)).is_err() {
                                 break;
                             }
                         }
@@ -76,7 +68,7 @@ impl Loader {
         let step = self.step;
         self.step += 1;
         match &self.source {
-            Source::Here(options, vocabulary) => Batch::draw(options, vocabulary, step),
+            Source::Here(options, data) => Batch::draw(options, &**data, step),
             Source::Threads(receivers) => receivers[(step % receivers.len() as u64) as usize]
                 .recv()
                 .context("a loader thread ended")?,
@@ -87,12 +79,14 @@ impl Loader {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::objective::Objective;
+    use crate::{objective::Objective, vocabulary::Vocabulary};
 
     #[test]
     fn threads_change_nothing_about_the_batches() {
-        let vocabulary = Arc::new(Vocabulary::train(1, 512, 500).expect("train"));
+        let data = Vocabulary::train(1, 512, 500).expect("train").into();
+        let data: Arc<Data> = Arc::new(data);
         let options = BatchOptions {
+            text: None,
             seed: 2,
             objective: Objective::Diffusion,
             parts: 1,
@@ -102,8 +96,7 @@ mod tests {
             exercise_steps: 0,
         };
         let draw = |threads| {
-            let mut loader =
-                Loader::new(options, Arc::clone(&vocabulary), 3, threads).expect("loader");
+            let mut loader = Loader::new(options, Arc::clone(&data), 3, threads).expect("loader");
             (0..7)
                 .map(|_| loader.draw().expect("draw"))
                 .collect::<Vec<_>>()

@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::file;
+use crate::{file, memory::Memory};
 
 /// The name of the log in the output folder.
 pub const FILE_NAME: &str = "log.jsonl";
@@ -23,12 +23,19 @@ pub struct Entry {
     pub tokens: u64,
     /// Mean loss of the steps since the last entry.
     pub loss: f64,
-    /// Nats for each held-out answer token, by the averaged weights, where it was measured.
+    /// Of that, the KL divergence of latents from their prior, in nats for each token; the rest is what tokens cost.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kl: Option<f64>,
+    /// Nats for each held-out answer token, by the averaged weights, where it was measured; of a latent thought model the
+    /// evidence bound for each token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held_out: Option<f64>,
     /// The same once these weights are rounded, in a run that trains for that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held_out_rounded: Option<f64>,
+    /// Of a latent thought model's bound, the KL divergence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held_out_kl: Option<f64>,
     /// Norm of the gradients before clipping, mean since the last entry.
     pub gradient_norm: f64,
     /// Learning rate of the last step.
@@ -39,6 +46,9 @@ pub struct Entry {
     pub data_wait: f64,
     /// Time spent in steps, in seconds, over all runs.
     pub train_seconds: f64,
+    /// Memory of the process, and the most that it had so far, in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Memory>,
 }
 
 /// An open log.

@@ -1,118 +1,117 @@
-//! The LLaDA network with trainable weights.
-//!
-//! Paper: "Large Language Diffusion Models" (arXiv 2502.09992). Follows the reference implementation
-//! (`modeling_llada.py`, class `LLaDALlamaBlock`): pre-norm blocks, half-split rotary embedding, attention without any
-//! mask, no biases, no time-step input, untied LM head. It differs in computing in f32 throughout, in running the LM
-//! head only where the caller asks for logits, and in that attention can be made autoregressive for the yardstick.
+//! A network with trainable weights: what all kinds have in common, so that gradients, optimizer, rounding and
+//! checkpoints know no kind.
 
-use std::{collections::BTreeMap, ops::Range};
+mod latent_thought;
+mod rwkv7;
+mod transformer;
 
-use anyhow::{Context, Result, ensure};
-use candle_core::{Device, Tensor, Var};
+use std::{collections::BTreeMap, iter, ops::Range, slice};
 
-use crate::{
-    config::{EMBEDDING, HEAD, MLP_OUTPUT, ModelConfig, block_tensor},
-    ops::{self, Pack},
-    random::Random,
-};
+use anyhow::{Context as _, Result, ensure};
+use candle_core::{DType, Device, Tensor, Var};
+use half::bf16;
 
-/// Standard deviation of the embedding at the start. The other matrices have that of one over the root of their inputs,
-/// so a normed row stays about that size.
-const EMBEDDING_SPREAD: f64 = 0.3;
+use self::{latent_thought::LatentThought, rwkv7::Rwkv7, transformer::Transformer};
+use crate::{config::ModelConfig, ops::Pack};
 
 /// The network. Its weights are candle variables, so that a loss computed from it has gradients.
 pub struct Model {
     /// The shape of the network.
     pub config: ModelConfig,
     variables: Vec<(String, Var)>,
-    embedding: Tensor,
-    layers: Vec<Layer>,
-    final_norm: Tensor,
-    head: Tensor,
+    network: Network,
+    /// What is kept of a pass for its gradients.
+    activations: DType,
 }
 
-struct Layer {
-    attention_norm: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_out: Tensor,
-    feed_norm: Tensor,
-    gate: Tensor,
-    up: Tensor,
-    down: Tensor,
+enum Network {
+    Transformer(Transformer),
+    Rwkv7(Rwkv7),
+    LatentThought(LatentThought),
+}
+
+/// What goes into every layer beside the rows of the residual stream.
+#[derive(Debug, Clone, Copy)]
+pub struct Context<'a> {
+    /// How the rows divide into sequences.
+    pub pack: &'a Pack,
+    /// The latent vectors of a latent thought model, `[sequences · vectors, width]`: those of a sequence in the order of
+    /// the layers that see them.
+    pub latents: Option<&'a Tensor>,
+}
+
+impl<'a> From<&'a Pack> for Context<'a> {
+    fn from(pack: &'a Pack) -> Self {
+        Self {
+            pack,
+            latents: None,
+        }
+    }
+}
+
+/// What goes from one layer to the next.
+#[derive(Debug, Clone)]
+pub struct Stream {
+    /// The residual stream: `[rows of the pack, width]`.
+    pub x: Tensor,
+    /// The first layer's values, which all other layers of an RWKV-7 read: `[rows of the pack, width]`.
+    pub first_values: Option<Tensor>,
+}
+
+impl Stream {
+    /// The tensors that hold a stream.
+    #[must_use]
+    pub fn tensors(&self) -> Vec<&Tensor> {
+        iter::once(&self.x).chain(&self.first_values).collect()
+    }
+
+    /// The stream of such tensors.
+    pub fn from_tensors(tensors: impl IntoIterator<Item = Tensor>) -> Result<Self> {
+        let mut tensors = tensors.into_iter();
+        Ok(Self {
+            x: tensors.next().context("a stream has rows")?,
+            first_values: tensors.next(),
+        })
+    }
+
+    /// The same values without what they were computed from.
+    #[must_use]
+    pub fn detached(&self) -> Self {
+        Self {
+            x: self.x.detach(),
+            first_values: self.first_values.as_ref().map(Tensor::detach),
+        }
+    }
 }
 
 impl Model {
-    /// A network with fresh random weights, in which attention begins by copying.
-    ///
-    /// What an attention head reads of a token, it writes as what stands for the same token: its output projection is
-    /// the transpose of its value projection, and the LM head has the directions of the embedding. So attending to the
-    /// right word pays from the first step. The mask is left out: what is hidden must not predict itself.
-    pub fn random(config: ModelConfig, seed: u64, mask_id: u32, device: &Device) -> Result<Self> {
-        let mut random = Random::new(seed, u64::MAX);
-        let layers = config.n_layers as f64;
-        let mut weights: BTreeMap<String, Vec<f32>> = config
-            .tensors()
-            .into_iter()
-            .map(|(name, shape)| {
-                let count = shape.iter().product();
-                let values = if shape.len() == 1 {
-                    vec![1.0; count]
-                } else {
-                    let even = (shape[1] as f64).sqrt().recip();
-                    // A row of the embedding weighs more than what the first blocks add to it. Otherwise noise hides
-                    // which token stands where.
-                    let spread = if name == EMBEDDING {
-                        EMBEDDING_SPREAD
-                    } else if name.contains("blocks") && name.ends_with(MLP_OUTPUT) {
-                        EMBEDDING_SPREAD / (2.0 * shape[1] as f64 * layers).sqrt()
-                    } else {
-                        even
-                    };
-                    (0..count)
-                        .map(|_| (random.normal() * spread) as f32)
-                        .collect()
-                };
-                (name, values)
-            })
-            .collect();
-
-        let width = config.d_model;
-        for layer in 0..config.n_layers {
-            let value = weights[&block_tensor(layer, "v_proj")].clone();
-            let output = (0..width * width)
-                .map(|place| EMBEDDING_SPREAD as f32 * value[place % width * width + place / width])
-                .collect();
-            weights.insert(block_tensor(layer, "attn_out"), output);
-        }
-        let scale = ((width as f64).sqrt().recip() / EMBEDDING_SPREAD) as f32;
-        let embedding = weights[EMBEDDING].clone();
-        let head = weights.get_mut(HEAD).context("the shape lists no head")?;
-        let rows = head
-            .chunks_exact_mut(width)
-            .zip(embedding.chunks_exact(width));
-        for (token, (head, embedding)) in rows.enumerate() {
-            if token != mask_id as usize {
-                let aligned = embedding.iter().map(|value| value * scale);
-                head.iter_mut()
-                    .zip(aligned)
-                    .for_each(|(head, value)| *head = value);
+    /// A network with fresh random weights. The mask, where there is one, is left out of what attention copies at first.
+    pub fn random(
+        config: impl Into<ModelConfig>,
+        seed: u64,
+        mask_id: impl Into<Option<u32>>,
+        device: &Device,
+    ) -> Result<Self> {
+        let config = config.into();
+        config.check()?;
+        let weights = match &config {
+            ModelConfig::Transformer(config) => {
+                transformer::random_weights(config, seed, mask_id.into())?
             }
-        }
+            ModelConfig::Rwkv7(config) => rwkv7::random_weights(config, seed)?,
+            ModelConfig::LatentThought(config) => latent_thought::random_weights(config, seed),
+        };
         Self::from_weights(config, weights, device)
     }
 
     /// A network with the given weights, which must be exactly those the shape asks for.
     pub fn from_weights(
-        config: ModelConfig,
+        config: impl Into<ModelConfig>,
         mut weights: BTreeMap<String, Vec<f32>>,
         device: &Device,
     ) -> Result<Self> {
-        ensure!(
-            config.d_model.is_multiple_of(config.n_heads),
-            "the width must be a multiple of the number of heads"
-        );
+        let config = config.into();
+        config.check()?;
         let mut variables = Vec::new();
         for (name, shape) in config.tensors() {
             let values = weights
@@ -123,35 +122,51 @@ impl Model {
             variables.push((name, Var::from_tensor(&tensor)?));
         }
         // A variable and the tensor made from it share their storage, so layers see every update.
-        let mut tensors = variables
+        let tensors: Vec<_> = variables
             .iter()
-            .map(|(_, variable)| variable.as_tensor().clone());
-        let mut next = || tensors.next().context("the shape lists too few tensors");
-        let embedding = next()?;
-        let layers = (0..config.n_layers)
-            .map(|_| {
-                Ok(Layer {
-                    attention_norm: next()?,
-                    query: next()?,
-                    key: next()?,
-                    value: next()?,
-                    attention_out: next()?,
-                    feed_norm: next()?,
-                    gate: next()?,
-                    up: next()?,
-                    down: next()?,
-                })
-            })
-            .collect::<Result<_>>()?;
-        let (final_norm, head) = (next()?, next()?);
+            .map(|(_, variable)| variable.as_tensor().clone())
+            .collect();
         Ok(Self {
+            network: Network::new(&config, &tensors)?,
             config,
             variables,
-            embedding,
-            layers,
-            final_norm,
-            head,
+            activations: DType::F32,
         })
+    }
+
+    /// The same network with weights that no loss has gradients for; it shares their storage.
+    pub fn frozen(&self) -> Result<Self> {
+        let tensors: Vec<_> = self
+            .variables
+            .iter()
+            .map(|(_, variable)| variable.as_tensor().detach())
+            .collect();
+        Ok(Self {
+            network: Network::new(&self.config, &tensors)?,
+            config: self.config.clone(),
+            variables: Vec::new(),
+            activations: self.activations,
+        })
+    }
+
+    /// A network of its own with these weights in BF16, for mixed precision: passes keep BF16, too, and every operation
+    /// computes in f32. Weights stay in f32 memory, so that their gradients do, which are sums over many rows.
+    pub fn half(&self) -> Result<Self> {
+        let weights = self.variables.iter().map(|(name, variable)| {
+            let values = variable.flatten_all()?.to_vec1::<f32>()?.into_iter();
+            let values = values.map(|value| bf16::from_f32(value).to_f32());
+            Ok((name.clone(), values.collect()))
+        });
+        let weights = weights.collect::<Result<_>>()?;
+        let half = Self::from_weights(self.config.clone(), weights, self.device())?;
+        Ok(half.keeping_half())
+    }
+
+    /// The same network, of whose passes BF16 is kept.
+    #[must_use]
+    pub fn keeping_half(mut self) -> Self {
+        self.activations = DType::BF16;
+        self
     }
 
     /// The trainable weights by name, always in the same order.
@@ -163,59 +178,105 @@ impl Model {
     /// Where the weights live.
     #[must_use]
     pub fn device(&self) -> &Device {
-        self.embedding.device()
+        self.embedding().device()
     }
 
-    /// The rows of the embedding for these tokens: `[tokens, width]`.
-    pub fn embed(&self, ids: &[u32]) -> Result<Tensor> {
-        let ids = Tensor::from_slice(ids, ids.len(), self.embedding.device())?;
-        Ok(self.embedding.index_select(&ids, 0)?)
-    }
-
-    /// Sends the rows of a pack through a range of blocks.
-    pub fn layers(&self, mut x: Tensor, range: Range<usize>, pack: &Pack) -> Result<Tensor> {
-        let ModelConfig {
-            n_heads: heads,
-            rope_theta: theta,
-            causal,
-            ..
-        } = self.config;
-        let epsilon = self.config.rms_norm_eps as f32;
-        for layer in &self.layers[range] {
-            let normed = ops::rms_norm(&x, &layer.attention_norm, epsilon)?;
-            let query = ops::rotate(&ops::linear(&normed, &layer.query)?, pack, heads, theta)?;
-            let key = ops::rotate(&ops::linear(&normed, &layer.key)?, pack, heads, theta)?;
-            let value = ops::linear(&normed, &layer.value)?;
-            let mixed = ops::attention(&query, &key, &value, pack, heads, causal)?;
-            x = (x + ops::linear(&mixed, &layer.attention_out)?)?;
-            let normed = ops::rms_norm(&x, &layer.feed_norm, epsilon)?;
-            let inner = ops::gated(
-                &ops::linear(&normed, &layer.gate)?,
-                &ops::linear(&normed, &layer.up)?,
-            )?;
-            x = (x + ops::linear(&inner, &layer.down)?)?;
+    fn embedding(&self) -> &Tensor {
+        match &self.network {
+            Network::Transformer(network) => &network.embedding,
+            Network::Rwkv7(network) => &network.embedding,
+            Network::LatentThought(network) => &network.embedding,
         }
-        Ok(x)
+    }
+
+    /// The rows of the embedding for these tokens.
+    pub fn embed(&self, ids: &[u32]) -> Result<Stream> {
+        let ids = Tensor::from_slice(ids, ids.len(), self.device())?;
+        let x = self
+            .embedding()
+            .index_select(&ids, 0)?
+            .to_dtype(self.activations)?;
+        Ok(Stream {
+            x,
+            first_values: None,
+        })
+    }
+
+    /// Sends the rows of a pack through a range of layers.
+    pub fn layers(
+        &self,
+        stream: Stream,
+        range: Range<usize>,
+        context: Context<'_>,
+    ) -> Result<Stream> {
+        match &self.network {
+            Network::Transformer(network) => {
+                let x = network.layers(stream.x, range, context.pack)?;
+                Ok(Stream { x, ..stream })
+            }
+            Network::Rwkv7(network) => network.layers(stream, range, context.pack),
+            Network::LatentThought(network) => {
+                let latents = context.latents.context("latent vectors are missing")?;
+                let x = network.layers(stream.x, range, context.pack, latents)?;
+                Ok(Stream { x, ..stream })
+            }
+        }
     }
 
     /// Logits of the rows at the given positions, counted over the whole pack: `[positions, vocabulary]`.
     pub fn head(&self, x: &Tensor, positions: &[u32]) -> Result<Tensor> {
-        let epsilon = self.config.rms_norm_eps as f32;
         let positions = Tensor::from_slice(positions, positions.len(), x.device())?;
-        let chosen = x.index_select(&positions, 0)?;
-        let normed = ops::rms_norm(&chosen, &self.final_norm, epsilon)?;
-        Ok(ops::linear(&normed, &self.head)?)
+        // Losses are sums over the vocabulary.
+        let chosen = x.index_select(&positions, 0)?.to_dtype(DType::F32)?;
+        match &self.network {
+            Network::Transformer(network) => network.head(&chosen),
+            Network::Rwkv7(network) => network.head(&chosen),
+            Network::LatentThought(network) => network.head(&chosen),
+        }
     }
 
     /// Logits at the given positions: the three stages in a row.
-    pub fn logits(&self, ids: &[u32], pack: &Pack, positions: &[u32]) -> Result<Tensor> {
+    pub fn logits<'a>(
+        &self,
+        ids: &[u32],
+        context: impl Into<Context<'a>>,
+        positions: &[u32],
+    ) -> Result<Tensor> {
+        let context = context.into();
         ensure!(
-            pack.rows() == ids.len(),
+            context.pack.rows() == ids.len(),
             "the pack has {} rows for {} tokens",
-            pack.rows(),
+            context.pack.rows(),
             ids.len()
         );
-        let x = self.layers(self.embed(ids)?, 0..self.config.n_layers, pack)?;
-        self.head(&x, positions)
+        let stream = self.layers(self.embed(ids)?, 0..self.config.layers(), context)?;
+        self.head(&stream.x, positions)
+    }
+}
+
+impl Network {
+    fn new(config: &ModelConfig, tensors: &[Tensor]) -> Result<Self> {
+        let mut tensors = Tensors(tensors.iter());
+        Ok(match config {
+            ModelConfig::Transformer(config) => {
+                Self::Transformer(Transformer::new(config, &mut tensors)?)
+            }
+            ModelConfig::Rwkv7(config) => Self::Rwkv7(Rwkv7::new(config, &mut tensors)?),
+            ModelConfig::LatentThought(config) => {
+                Self::LatentThought(LatentThought::new(config, &mut tensors)?)
+            }
+        })
+    }
+}
+
+/// The tensors of a network in the order of its shape.
+struct Tensors<'a>(slice::Iter<'a, Tensor>);
+
+impl Tensors<'_> {
+    fn next(&mut self) -> Result<Tensor> {
+        self.0
+            .next()
+            .cloned()
+            .context("the shape lists too few tensors")
     }
 }

@@ -26,6 +26,9 @@ pub enum Objective {
     /// Predict each token from those before it: a causal network, which is exported as a Llama.
     #[value(alias = "causal")]
     Autoregressive,
+    /// Predict each token from a few before it and from latent vectors that are learned for each text: a latent thought
+    /// model.
+    Latent,
 }
 
 /// Rows masked like a block being decoded, and rows masked like a gap being filled; the others are masked anywhere.
@@ -50,6 +53,8 @@ pub struct Row {
     pub targets: Vec<u32>,
     /// The weight of each prediction; on average they add up to one.
     pub weights: Vec<f32>,
+    /// How many of the predictions are the prompt's, where those are asked for, too.
+    pub prompt: usize,
 }
 
 /// An answer on its canvas: the tokens of the canvas and the range of the answer, then padding to the end.
@@ -170,6 +175,21 @@ pub fn shift(canvas: Canvas<'_>) -> Row {
             .collect(),
         targets: canvas.ids[start..start + length].to_vec(),
         weights: vec![1.0 / length as f32; length],
+        prompt: 0,
+    }
+}
+
+/// The row of a latent thought model: every token but the first is asked for, the prompt's too, since latent vectors are
+/// learned from them. Padding is left out.
+pub fn whole(canvas: Canvas<'_>) -> Row {
+    let ids = &canvas.ids[..canvas.prompt_length + canvas.answer_length];
+    let length = ids.len() - 1;
+    Row {
+        ids: ids[..length].to_vec(),
+        positions: (0..length as u32).collect(),
+        targets: ids[1..].to_vec(),
+        weights: vec![1.0 / length as f32; length],
+        prompt: canvas.prompt_length - 1,
     }
 }
 

@@ -8,18 +8,29 @@
 mod attention;
 mod elementary;
 mod elementwise;
+mod keys;
 mod linear;
 mod loss;
+mod mix;
 mod numeric;
 mod pack;
+mod recurrence;
+mod rotary;
 
-pub use attention::attention;
+pub use attention::{attention, cross_attention, windowed_attention};
 pub use elementwise::{gated, rms_norm, rotate};
+pub use keys::{bonus, rated_key, unit_key};
 pub use linear::linear;
 pub use loss::{cross_entropy, divergence};
+pub use mix::{Activation, activate, group_norm, token_shift};
 pub use pack::Pack;
+pub use recurrence::recurrence;
+pub use rotary::rotate_pairs;
 
-use candle_core::{CpuStorage, DType, Error, Layout, Result, Storage, Tensor};
+use std::{borrow::Cow, ops::Deref};
+
+use candle_core::{CpuStorage, Error, Layout, Result, Storage, Tensor};
+use half::bf16;
 
 /// A read-only matrix view: `data[row * row_stride + column * column_stride]`.
 #[derive(Clone, Copy)]
@@ -104,34 +115,66 @@ fn multiply(
     }
 }
 
-/// The elements of a contiguous f32 storage.
-fn values<'a>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [f32]> {
+/// The elements of a tensor, as numbers to compute with.
+struct Values<'a> {
+    elements: Cow<'a, [f32]>,
+    is_half: bool,
+}
+
+impl Deref for Values<'_> {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        &self.elements
+    }
+}
+
+impl Values<'_> {
+    /// A result, stored as these are: in mixed precision operations compute in f32 and keep BF16.
+    fn store(&self, result: Vec<f32>) -> CpuStorage {
+        if self.is_half {
+            CpuStorage::BF16(result.into_iter().map(bf16::from_f32).collect())
+        } else {
+            CpuStorage::F32(result)
+        }
+    }
+}
+
+/// The elements of a contiguous storage of f32 or BF16.
+fn values<'a>(storage: &'a CpuStorage, layout: &Layout) -> Result<Values<'a>> {
     let (start, end) = layout
         .contiguous_offsets()
         .ok_or_else(|| Error::Msg("the training operations need contiguous tensors".into()))?;
     match storage {
-        CpuStorage::F32(all) => Ok(&all[start..end]),
+        CpuStorage::F32(all) => Ok(Values {
+            elements: Cow::Borrowed(&all[start..end]),
+            is_half: false,
+        }),
+        CpuStorage::BF16(all) => Ok(Values {
+            elements: all[start..end].iter().map(|value| value.to_f32()).collect(),
+            is_half: true,
+        }),
         _ => Err(Error::Msg(
-            "the training operations need f32 tensors".into(),
+            "the training operations need f32 or bf16 tensors".into(),
         )),
     }
 }
 
 /// Calls `read` with the elements of a CPU tensor.
 fn with_values<R>(tensor: &Tensor, read: impl FnOnce(&[f32]) -> R) -> Result<R> {
-    let tensor = tensor.contiguous()?.to_dtype(DType::F32)?;
+    let tensor = tensor.contiguous()?;
     let (storage, layout) = tensor.storage_and_layout();
     match &*storage {
-        Storage::Cpu(storage) => Ok(read(values(storage, layout)?)),
+        Storage::Cpu(storage) => Ok(read(&values(storage, layout)?)),
         _ => Err(Error::Msg(
             "the training operations run on the CPU only".into(),
         )),
     }
 }
 
-/// A gradient of the same shape as the tensor it belongs to.
+/// A gradient of the same shape and dtype as the tensor it belongs to.
 fn gradient(values: Vec<f32>, like: &Tensor) -> Result<Tensor> {
-    Tensor::from_vec(values, like.shape(), like.device())
+    Tensor::from_vec(values, like.shape(), like.device())?.to_dtype(like.dtype())
 }
 
 #[cfg(test)]

@@ -3,11 +3,12 @@
 
 use anyhow::Result;
 use candle_core::{Tensor, Var};
+use serde::{Deserialize, Serialize};
 
-use crate::model::Model;
+use crate::{config::ModelConfig, model::Model};
 
 /// The settings of the optimizer.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct OptimizerOptions {
     /// Decay of the mean of gradients.
     pub first_decay: f64,
@@ -30,6 +31,25 @@ impl Default for OptimizerOptions {
             gradient_norm_max: 1.0,
             average_decay: 0.999,
         }
+    }
+}
+
+/// How variables are treated by name.
+pub trait Rule {
+    /// How the learning rate of a variable relates to that of the others.
+    fn rate_scale(&self, name: &str) -> f64;
+
+    /// Whether weight decay pulls a variable towards zero.
+    fn decays(&self, name: &str, shape: &[usize]) -> bool;
+}
+
+impl Rule for ModelConfig {
+    fn rate_scale(&self, name: &str) -> f64 {
+        Self::rate_scale(self, name)
+    }
+
+    fn decays(&self, name: &str, shape: &[usize]) -> bool {
+        Self::decays(self, name, shape)
     }
 }
 
@@ -90,6 +110,7 @@ impl Optimizer {
     /// Moves the variables against their gradients and returns the norm of the gradients before clipping.
     pub fn step(
         &mut self,
+        rule: &dyn Rule,
         variables: &[(String, Var)],
         gradients: &[Vec<f32>],
         learning_rate: f64,
@@ -104,27 +125,28 @@ impl Optimizer {
         // Adam's means start at zero; both corrections undo that bias.
         let options = &self.options;
         let steps = self.steps as i32;
-        let update = Update {
+        let mut update = Update {
             clip: (options.gradient_norm_max / norm).min(1.0) as f32,
             first_decay: options.first_decay as f32,
             second_decay: options.second_decay as f32,
             second_correction: (1.0 - options.second_decay.powi(steps)).sqrt().recip() as f32,
-            rate: (learning_rate / (1.0 - options.first_decay.powi(steps))) as f32,
+            rate: 0.0,
             // Grows with the run, so that the random initial weights are soon forgotten by the average.
             average_decay: options
                 .average_decay
                 .min(self.steps as f64 / (self.steps as f64 + 10.0))
                 as f32,
         };
-        for (((_, variable), gradient), means) in
+        for (((name, variable), gradient), means) in
             variables.iter().zip(gradients).zip(&mut self.means)
         {
-            // Vectors, the weights of norms, are not pulled towards zero.
-            let decay = if variable.rank() > 1 {
+            let decay = if rule.decays(name, variable.dims()) {
                 options.weight_decay
             } else {
                 0.0
             };
+            let learning_rate = learning_rate * rule.rate_scale(name);
+            update.rate = (learning_rate / (1.0 - options.first_decay.powi(steps))) as f32;
             let keep = (1.0 - learning_rate * decay) as f32;
             let mut values = variable.flatten_all()?.to_vec1::<f32>()?;
             update.apply(&mut values, gradient, means, keep);
@@ -138,7 +160,7 @@ impl Optimizer {
     }
 }
 
-/// The factors of one step, which are the same for every weight.
+/// The factors of one step, which are the same for every weight but for the rate.
 struct Update {
     clip: f32,
     first_decay: f32,

@@ -14,7 +14,11 @@ use sluice_plan::{Machine, Plan, PlanInput, WorkingMemory, Workload};
 use sluice_shared::level::Level;
 use sluice_weights::{SourceTensor, Storage};
 
-use crate::{config::ModelConfig, model::Model, parallel};
+use crate::{
+    config::{ModelConfig, TransformerConfig, rwkv7},
+    model::Model,
+    parallel,
+};
 
 /// The format of an exported model.
 const EXPORTED: Format = Format::Bf16;
@@ -63,31 +67,10 @@ pub struct Rounding {
 impl Rounding {
     /// The formats that a level gives an exported model of this shape.
     pub fn new(level: Level, config: &ModelConfig) -> Result<Self> {
-        let shape = config.shape();
-        let sources = shape.tensors().into_iter().map(|spec| SourceTensor {
-            spec,
-            format: EXPORTED,
-            compressed: None,
-            compressed_copy: None,
-            mixed: None,
-        });
-        let sources: Vec<_> = sources.collect();
-        let plan = Plan::new(&PlanInput {
-            shape: &shape,
-            sources: &sources,
-            choices: level.into(),
-            budget_bytes: u64::MAX,
-            workload: Workload::default(),
-            working: WorkingMemory::default(),
-            // Formats don't depend on the machine; threads and rates are for memory and times.
-            machine: &Machine::unmeasured(Profile::cpu(1), 0),
-        })?;
-        let mut formats = vec![EXPORTED; sources.len()];
-        for tensor in plan.groups.iter().flat_map(|group| &group.tensors) {
-            if let Storage::Plain(format) = tensor.storage {
-                formats[tensor.tensor] = format;
-            }
-        }
+        let formats = match config {
+            ModelConfig::Transformer(config) => planned(level, config)?,
+            _ => by_name(level, config),
+        };
         ensure!(
             formats.iter().any(|format| *format != EXPORTED),
             "level {level} keeps the weights of this model as they are"
@@ -113,6 +96,55 @@ impl Rounding {
     }
 }
 
+/// The formats of the engine's plan.
+fn planned(level: Level, config: &TransformerConfig) -> Result<Vec<Format>> {
+    let shape = config.shape();
+    let sources = shape.tensors().into_iter().map(|spec| SourceTensor {
+        spec,
+        format: EXPORTED,
+        compressed: None,
+        compressed_copy: None,
+        mixed: None,
+    });
+    let sources: Vec<_> = sources.collect();
+    let plan = Plan::new(&PlanInput {
+        shape: &shape,
+        sources: &sources,
+        choices: level.into(),
+        budget_bytes: u64::MAX,
+        workload: Workload::default(),
+        working: WorkingMemory::default(),
+        // Formats don't depend on the machine; threads and rates are for memory and times.
+        machine: &Machine::unmeasured(Profile::cpu(1), 0),
+    })?;
+    let mut formats = vec![EXPORTED; sources.len()];
+    for tensor in plan.groups.iter().flat_map(|group| &group.tensors) {
+        if let Storage::Plain(format) = tensor.storage {
+            formats[tensor.tensor] = format;
+        }
+    }
+    Ok(formats)
+}
+
+/// The formats of networks whose shape the plan does not know: the level's in all matrices, but for embeddings and
+/// RWKV-7's low-rank matrices, which the engine keeps plain at every level.
+fn by_name(level: Level, config: &ModelConfig) -> Vec<Format> {
+    let (matrices, head) = match level {
+        Level::Moderate => (Format::Q8_0, Format::Q8_0),
+        Level::Aggressive => (Format::Q4K, Format::Q6K),
+        _ => (EXPORTED, EXPORTED),
+    };
+    let tensors = config.tensors().into_iter();
+    let formats = tensors.map(|(name, shape)| match *shape {
+        // An embedding that is the LM head, too, is one tensor.
+        _ if config.is_embedding(&name) => EXPORTED,
+        [_, width] if name == rwkv7::HEAD => head.for_width(width),
+        [_, width] if config.decays(&name, &shape) => matrices.for_width(width),
+        _ => EXPORTED,
+    });
+    formats.collect()
+}
+
 /// The values as a format stores them.
 fn rounded(format: Format, values: &[f32]) -> Vec<f32> {
     let mut bytes = vec![0; format.bytes(values.len())];
@@ -127,20 +159,23 @@ mod tests {
     use candle_core::Device;
 
     use super::*;
-    use crate::config::{EMBEDDING, HEAD};
+    use crate::config::{
+        Rwkv7Config, TransformerConfig,
+        transformer::{EMBEDDING, HEAD},
+    };
 
     #[test]
     fn each_weight_has_the_format_of_the_level() {
-        let config = ModelConfig::demonstration(1280);
+        let config = TransformerConfig::demonstration(1280);
         for (level, matrices, head) in [
             (Level::Aggressive, Format::Q4K, Format::Q6K),
             (Level::Moderate, Format::Q8_0, Format::Q8_0),
         ] {
             for causal in [false, true] {
-                let config = ModelConfig {
+                let config = ModelConfig::from(TransformerConfig {
                     causal,
                     ..config.clone()
-                };
+                });
                 let rounding = Rounding::new(level, &config).expect("rounding");
                 for ((name, shape), format) in config.tensors().iter().zip(rounding.formats()) {
                     let expected = match name.as_str() {
@@ -154,7 +189,26 @@ mod tests {
             }
         }
         for level in [Level::Off, Level::Standard] {
-            assert!(Rounding::new(level, &config).is_err());
+            assert!(Rounding::new(level, &config.clone().into()).is_err());
+        }
+    }
+
+    #[test]
+    fn embeddings_vectors_and_low_rank_matrices_stay_plain() {
+        let rwkv7 = ModelConfig::from(Rwkv7Config::new(256, 2, 512, 1280));
+        let rounding = Rounding::new(Level::Aggressive, &rwkv7).expect("rounding");
+        for ((name, _), format) in rwkv7.tensors().iter().zip(rounding.formats()) {
+            let expected = match name.as_str() {
+                "lm_head.weight" => Format::Q6K,
+                name if name.ends_with("_proj.weight") => Format::Q4K,
+                name if name.ends_with("ffn.key.weight") => Format::Q4K,
+                name if name.ends_with("ffn.value.weight") => Format::Q4K,
+                _ => Format::Bf16,
+            };
+            assert_eq!(*format, expected, "{name}");
+        }
+        for level in [Level::Off, Level::Standard] {
+            assert!(Rounding::new(level, &rwkv7).is_err());
         }
     }
 
@@ -170,9 +224,9 @@ mod tests {
     }
 
     fn model() -> Model {
-        let config = ModelConfig {
+        let config = TransformerConfig {
             n_layers: 1,
-            ..ModelConfig::demonstration(512)
+            ..TransformerConfig::demonstration(512)
         };
         Model::random(config, 3, 7, &Device::Cpu).expect("model")
     }

@@ -61,14 +61,15 @@ mod tests {
 
     use super::*;
     use crate::{
-        batch::BatchOptions, config::ModelConfig, objective::Objective,
-        quantization::QuantizationOptions,
+        batch::BatchOptions, config::TransformerConfig, objective::Objective,
+        optimizer::OptimizerOptions, quantization::QuantizationOptions, step::Precision,
     };
 
     fn progress(step: u64, share: Option<f64>) -> Progress {
         Progress {
-            config: ModelConfig::demonstration(512),
+            config: TransformerConfig::demonstration(512).into(),
             batch: BatchOptions {
+                text: None,
                 seed: 1,
                 objective: Objective::Diffusion,
                 parts: 1,
@@ -85,6 +86,9 @@ mod tests {
             train_seconds: 30.0,
             seconds_planned: None,
             began_with: None,
+            latent: None,
+            optimizer: OptimizerOptions::default(),
+            precision: Precision::F32,
             quantization: share.map(|share| QuantizationOptions {
                 level: Level::Aggressive,
                 share,

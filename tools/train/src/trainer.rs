@@ -10,25 +10,28 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use candle_core::Device;
 
 use crate::{
+    auto_batch,
     batch::{Batch, BatchOptions},
     checkpoint::{self, Progress, State},
     config::ModelConfig,
     export,
-    gradient::{self, Distillation},
+    gradient::Distillation,
     judge::fingerprint,
+    latent::{FastLearning, LatentOptions, bound},
     likelihood::{self, LikelihoodOptions},
     loader::Loader,
-    log::{Entry, Log},
+    log::Log,
     model::Model,
     optimizer::{Optimizer, OptimizerOptions},
-    parallel,
     quantization::{QuantizationOptions, Rounding},
+    report::{self, StepReport, Window},
     schedule::{self, Phase},
-    vocabulary::Vocabulary,
+    step::{Precision, Step, Sums},
+    text::Data,
 };
 
 /// The settings of a run.
@@ -46,6 +49,12 @@ pub struct TrainOptions {
     pub from: Option<PathBuf>,
     /// How the last part of the run computes with rounded weights, if it does.
     pub quantization: Option<QuantizationOptions>,
+    /// How latents are learned; for a latent thought model alone.
+    pub latent: Option<LatentOptions>,
+    /// Decays and limits of the optimizer.
+    pub optimizer: OptimizerOptions,
+    /// What passes compute from and keep.
+    pub precision: Precision,
     /// The highest learning rate.
     pub learning_rate: f64,
     /// Steps until the learning rate is highest.
@@ -56,6 +65,8 @@ pub struct TrainOptions {
     pub loader_threads: usize,
     /// Blocks in a group of gradient checkpointing; without it, every intermediate result is kept.
     pub recompute_interval: Option<usize>,
+    /// Memory that training should take at most; it decides the tokens of a part.
+    pub memory_limit_bytes: Option<u64>,
     /// Time between two checkpoints.
     pub checkpoint_interval: Duration,
     /// Steps between two progress lines.
@@ -78,56 +89,25 @@ pub struct Trainer {
     pub state: State,
     /// The rounding of the last part of the run, if it has one.
     rounding: Option<Rounding>,
-    vocabulary: Arc<Vocabulary>,
+    data: Arc<Data>,
     loader: Loader,
     log: Log,
     options: TrainOptions,
-}
-
-/// The result of a step.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct StepReport {
-    /// The loss before the step.
-    pub loss: f64,
-    /// Norm of the gradients before clipping.
-    pub gradient_norm: f64,
-    /// Tokens of the batch.
-    pub tokens: u64,
-    /// Time spent waiting for the batch.
-    pub data_wait: Duration,
-}
-
-/// Sums since the last progress line.
-#[derive(Default)]
-struct Window {
-    steps: f64,
-    loss: f64,
-    gradient_norm: f64,
-    tokens: u64,
-    data_wait: Duration,
-}
-
-impl Window {
-    fn add(&mut self, step: &StepReport) {
-        self.steps += 1.0;
-        self.loss += step.loss;
-        self.gradient_norm += step.gradient_norm;
-        self.tokens += step.tokens;
-        self.data_wait += step.data_wait;
-    }
 }
 
 impl Trainer {
     /// Picks up the checkpoint of the output folder, or starts afresh with the given shape.
     pub fn open(
         options: TrainOptions,
-        vocabulary: Vocabulary,
-        config: ModelConfig,
+        data: impl Into<Data>,
+        config: impl Into<ModelConfig>,
         device: &Device,
     ) -> Result<Self> {
+        let data = Arc::new(data.into());
+        let vocabulary = &data.vocabulary;
         let batch = &options.batch;
         let fresh = Progress {
-            config,
+            config: config.into(),
             batch: *batch,
             learning_rate: options.learning_rate,
             warm_up_steps: options.warm_up_steps,
@@ -138,7 +118,14 @@ impl Trainer {
             seconds_planned: options.seconds,
             began_with: options.from.as_deref().map(fingerprint).transpose()?,
             quantization: options.quantization,
+            latent: options.latent,
+            optimizer: options.optimizer.clone(),
+            precision: options.precision,
         };
+        ensure!(
+            matches!(fresh.config, ModelConfig::LatentThought(_)) == options.latent.is_some(),
+            "latent vectors are what a latent thought model has, and only that"
+        );
         let rounding = match options.quantization {
             Some(QuantizationOptions { level, share, .. }) => {
                 ensure!(
@@ -149,11 +136,17 @@ impl Trainer {
             }
             None => None,
         };
-        let state = if let Some(state) = checkpoint::load(&options.output, device)? {
+        let mut state = if let Some(state) = checkpoint::load(&options.output, device)? {
             // Everything but the progress itself must be equal: resuming with other data or another schedule would
             // give a model that no command reproduces.
             let found = &state.progress;
+            let mut batch = fresh.batch;
+            if options.memory_limit_bytes.is_some() {
+                // Chosen when the run began.
+                batch.part_tokens = found.batch.part_tokens;
+            }
             let same = Progress {
+                batch,
                 step: found.step,
                 tokens: found.tokens,
                 train_seconds: found.train_seconds,
@@ -166,11 +159,11 @@ impl Trainer {
             state
         } else {
             let model = if let Some(folder) = &options.from {
-                export::read(folder, &fresh.config, &vocabulary, device)?
+                export::read(folder, &fresh.config, vocabulary, device)?
             } else {
                 Model::random(fresh.config.clone(), batch.seed, vocabulary.mask_id, device)?
             };
-            let optimizer = Optimizer::new(OptimizerOptions::default(), model.variables())?;
+            let optimizer = Optimizer::new(options.optimizer.clone(), model.variables())?;
             State {
                 model,
                 optimizer,
@@ -178,10 +171,26 @@ impl Trainer {
                 progress: fresh,
             }
         };
-        let vocabulary = Arc::new(vocabulary);
+        if let (Some(limit), 0) = (options.memory_limit_bytes, state.progress.step) {
+            let half = match options.precision {
+                Precision::F32 => None,
+                Precision::Bf16 => Some(state.model.half()?),
+            };
+            let step = Step {
+                model: half.as_ref().unwrap_or(&state.model),
+                distillation: None,
+                latent: options.latent.as_ref(),
+                progress: &state.progress,
+                recompute_interval: options.recompute_interval,
+            };
+            let (source, batch) = ((&*data).into(), &state.progress.batch);
+            let tokens = auto_batch::part_tokens(&step, source, batch, options.threads, limit)?;
+            println!("{tokens} tokens in each part fit into the memory");
+            state.progress.batch.part_tokens = tokens;
+        }
         let loader = Loader::new(
-            *batch,
-            Arc::clone(&vocabulary),
+            state.progress.batch,
+            Arc::clone(&data),
             state.progress.step,
             options.loader_threads,
         )?;
@@ -189,7 +198,7 @@ impl Trainer {
             log: Log::open(&options.output, state.progress.step)?,
             state,
             rounding,
-            vocabulary,
+            data,
             loader,
             options,
         })
@@ -200,7 +209,11 @@ impl Trainer {
         let started = Instant::now();
         let batch = self.loader.draw()?;
         let data_wait = started.elapsed();
-        let (loss, gradients) = self.gradients(&batch)?;
+        let Sums {
+            loss,
+            kl,
+            gradients,
+        } = self.gradients(&batch)?;
         let State {
             model,
             optimizer,
@@ -209,18 +222,19 @@ impl Trainer {
         } = &mut self.state;
         // Checked before the step: a NaN would spread to all weights, and to the next checkpoint.
         ensure!(
-            loss.is_finite(),
+            (loss + kl).is_finite(),
             "the loss is no longer a number at step {}",
             progress.step
         );
         let rate = schedule::learning_rate(progress);
-        let gradient_norm = optimizer.step(model.variables(), &gradients, rate)?;
+        let gradient_norm = optimizer.step(&model.config, model.variables(), &gradients, rate)?;
         let tokens = batch.tokens() as u64;
         progress.step += 1;
         progress.tokens += tokens;
         progress.train_seconds += started.elapsed().as_secs_f64();
         Ok(StepReport {
-            loss,
+            loss: loss + kl,
+            kl: self.options.latent.map(|_| kl),
             gradient_norm,
             tokens,
             data_wait,
@@ -228,7 +242,7 @@ impl Trainer {
     }
 
     /// The loss of a batch and its gradients for the weights in full precision.
-    fn gradients(&mut self, batch: &Batch) -> Result<(f64, Vec<Vec<f32>>)> {
+    fn gradients(&mut self, batch: &Batch) -> Result<Sums> {
         let State {
             model,
             optimizer,
@@ -240,7 +254,10 @@ impl Trainer {
             &self.rounding,
             schedule::phase(progress),
         ) else {
-            return self.sums(&self.state.model, None, batch);
+            return match self.options.precision {
+                Precision::F32 => self.sums(&self.state.model, None, batch),
+                Precision::Bf16 => self.sums(&self.state.model.half()?, None, batch),
+            };
         };
         if teacher.is_none() {
             // The averaged weights, which are better than the last step's, and those of the model that a run began with.
@@ -252,33 +269,28 @@ impl Trainer {
             task_weight: quantization.task_weight,
             kl_weight: quantization.kl_weight,
         };
-        let rounded = rounding.apply(&self.state.model, self.options.threads)?;
+        let mut rounded = rounding.apply(&self.state.model, self.options.threads)?;
+        if self.options.precision == Precision::Bf16 {
+            rounded = rounded.keeping_half();
+        }
         // The gradients for the rounded weights are taken for those of the weights they were rounded from.
         self.sums(&rounded, Some(&distillation), batch)
     }
 
-    /// The sums over all parts, always added in the same order, so that the number of threads changes nothing.
     fn sums(
         &self,
         model: &Model,
         distillation: Option<&Distillation<'_>>,
         batch: &Batch,
-    ) -> Result<(f64, Vec<Vec<f32>>)> {
-        let interval = self.options.recompute_interval;
-        let parts = parallel::map(self.options.threads, &batch.parts, |part| {
-            gradient::gradients(model, part, distillation, interval)
-        })?;
-        parts
-            .into_iter()
-            .reduce(|(loss, mut sums), (more, gradients)| {
-                for (sum, gradient) in sums.iter_mut().zip(gradients) {
-                    sum.iter_mut()
-                        .zip(gradient)
-                        .for_each(|(sum, value)| *sum += value);
-                }
-                (loss + more, sums)
-            })
-            .context("a step needs at least one part")
+    ) -> Result<Sums> {
+        let step = Step {
+            model,
+            distillation,
+            latent: self.options.latent.as_ref(),
+            progress: &self.state.progress,
+            recompute_interval: self.options.recompute_interval,
+        };
+        step.sums(batch, self.options.threads)
     }
 
     /// Trains to the planned step or until asked to stop; both leave a checkpoint.
@@ -317,64 +329,36 @@ impl Trainer {
     fn report(&mut self, window: &Window, elapsed: Duration) -> Result<()> {
         let progress = &self.state.progress;
         let interval = self.options.evaluate_steps;
-        let (mut held_out, mut held_out_rounded) = (None, None);
+        let mut entry = window.entry(progress, elapsed);
         if interval > 0 && progress.step.is_multiple_of(interval) {
-            let options = LikelihoodOptions {
-                threads: self.options.threads,
-                ..EVALUATION
-            };
-            let nats = |model: &Model| {
-                likelihood::negative_log_likelihood(model, &self.vocabulary, &options)
-            };
             // With the averaged weights, which are the ones that get exported.
             let model = self.state.optimizer.averaged(&self.state.model)?;
-            held_out = Some(nats(&model)?);
+            (entry.held_out, entry.held_out_kl) = self.held_out(&model)?;
             if let Some(rounding) = &self.rounding {
-                held_out_rounded = Some(nats(&rounding.apply(&model, self.options.threads)?)?);
+                let rounded = rounding.apply(&model, self.options.threads)?;
+                (entry.held_out_rounded, _) = self.held_out(&rounded)?;
             }
         }
-        let entry = Entry {
-            step: progress.step,
-            tokens: progress.tokens,
-            loss: window.loss / window.steps,
-            held_out,
-            held_out_rounded,
-            gradient_norm: window.gradient_norm / window.steps,
-            learning_rate: schedule::learning_rate(progress),
-            tokens_per_second: window.tokens as f64 / elapsed.as_secs_f64(),
-            data_wait: window.data_wait.as_secs_f64() / elapsed.as_secs_f64(),
-            train_seconds: progress.train_seconds,
-        };
         self.log.write(&entry)?;
-        let (planned, seconds_left) = match self.options.seconds {
-            Some(seconds) => {
-                let left = seconds as f64 - progress.train_seconds;
-                (format!("of {seconds} s"), left)
-            }
-            None => {
-                let left = self.options.steps.saturating_sub(progress.step) as f64;
-                let seconds = left * elapsed.as_secs_f64() / window.steps;
-                (format!("of {}", self.options.steps), seconds)
-            }
-        };
-        let held_out = entry
-            .held_out
-            .map(|nats| format!("  held-out {nats:.3}"))
-            .unwrap_or_default();
-        let rounded = entry
-            .held_out_rounded
-            .map(|nats| format!("  rounded {nats:.3}"))
-            .unwrap_or_default();
-        println!(
-            "step {} {planned}  loss {:.3}{held_out}{rounded}  norm {:.2}  rate {:.5}  {:.0} tokens/s  {:.2} M tokens  {:.0} min left",
-            entry.step,
-            entry.loss,
-            entry.gradient_norm,
-            entry.learning_rate,
-            entry.tokens_per_second,
-            entry.tokens as f64 / 1e6,
-            seconds_left / 60.0,
-        );
+        println!("{}", report::line(&entry, progress, window, elapsed));
         Ok(())
+    }
+
+    /// Nats for each held-out token, and what of them is the KL divergence of latents.
+    fn held_out(&self, model: &Model) -> Result<(Option<f64>, Option<f64>)> {
+        let options = LikelihoodOptions {
+            threads: self.options.threads,
+            ..EVALUATION
+        };
+        let Some(latent) = &self.options.latent else {
+            let nats = likelihood::negative_log_likelihood(model, &*self.data, &options)?;
+            return Ok((Some(nats), None));
+        };
+        let fast = FastLearning {
+            kl_weight: 1.0,
+            ..latent.at(schedule::done(&self.state.progress))
+        };
+        let bound = bound::measure(model, &*self.data, &options, latent, &fast)?;
+        Ok((Some(bound.evidence()), Some(bound.kl)))
     }
 }

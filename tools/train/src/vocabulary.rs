@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, path::Path};
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::{Value, json};
 use tokenizers::{
     AddedToken, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, Tokenizer,
@@ -13,6 +13,7 @@ use tokenizers::{
 };
 
 use crate::{
+    config::SpecialIds,
     corpus::{self, Message, Role, Sample, Split},
     objective::BLOCK_LENGTH,
 };
@@ -47,11 +48,25 @@ pub struct Vocabulary {
     pub begin_id: u32,
     /// Ends the text and fills what is left of the canvas.
     pub end_id: u32,
-    /// Stands where nothing has been written yet.
+    /// Stands where nothing has been written yet; the end where there is [no mask](Self::has_mask).
     pub mask_id: u32,
-    /// Ends one message.
+    /// Ends one message; the end of the text where there are no messages.
     pub turn_end_id: u32,
+    /// Whether it has LLaDA's special tokens, and so the chat template.
+    has_template: bool,
 }
+
+/// Tokens that begin or end texts in well-known tokenizers.
+const OTHER_BEGINS: [&str; 4] = ["<s>", "<|begin_of_text|>", "<bos>", "<|im_start|>"];
+const OTHER_ENDS: [&str; 5] = [
+    "<|endoftext|>",
+    "</s>",
+    "<|end_of_text|>",
+    "<eos>",
+    "<|im_end|>",
+];
+/// Bytes of a text that a tokenizer is learned from.
+const LEARNED_BYTES_MAX: usize = 32 << 20;
 
 impl Vocabulary {
     /// Learns a vocabulary of the given size, special tokens included, from samples of a seed: byte-level BPE for any text,
@@ -59,19 +74,6 @@ impl Vocabulary {
     /// keeps its place whatever it is; where names are longer than others, a model that commits what follows first leaves too
     /// little room for them.
     pub fn train(seed: u64, size: usize, samples: u64) -> Result<Self> {
-        let mut tokenizer = TokenizerBuilder::new()
-            .with_model(BPE::default())
-            .with_normalizer(None::<NormalizerWrapper>)
-            .with_pre_tokenizer(Some(byte_level()))
-            .with_post_processor(None::<ByteLevel>)
-            .with_decoder(Some(byte_level()))
-            .build()
-            .map_err(|error| anyhow!("assemble tokenizer: {error}"))?;
-        let mut trainer = BpeTrainer::builder()
-            .vocab_size((ALPHABET + MERGES).min(size - SPECIAL_TOKENS.len()))
-            .show_progress(false)
-            .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
-            .build();
         let mut counts: HashMap<String, usize> = HashMap::new();
         let text: Vec<String> = (0..samples)
             .flat_map(|number| {
@@ -88,10 +90,33 @@ impl Vocabulary {
         for text in &text {
             count_words(text, &mut counts)?;
         }
-        tokenizer
-            .train(&mut trainer, text.into_iter())
-            .map_err(|error| anyhow!("train tokenizer: {error}"))?;
-        let mut tokenizer = with_words(tokenizer.into(), counts, size - SPECIAL_TOKENS.len())?;
+        let merged = (ALPHABET + MERGES).min(size - SPECIAL_TOKENS.len());
+        let tokenizer = learned(merged, text.into_iter())?;
+        let tokenizer = with_words(tokenizer, counts, size - SPECIAL_TOKENS.len())?;
+        Self::with_special_tokens(tokenizer)
+    }
+
+    /// Learns a vocabulary of the given size, special tokens included, from the beginning of a text: byte-level BPE.
+    pub fn learn(chunks: impl Iterator<Item = Result<String>>, size: usize) -> Result<Self> {
+        let least = ALPHABET + SPECIAL_TOKENS.len();
+        ensure!(
+            size >= least,
+            "a tokenizer needs at least {least} entries, not {size}"
+        );
+        let mut text = Vec::new();
+        let mut bytes = 0;
+        for chunk in chunks {
+            let chunk = chunk?;
+            bytes += chunk.len();
+            text.push(chunk);
+            if bytes >= LEARNED_BYTES_MAX {
+                break;
+            }
+        }
+        Self::with_special_tokens(learned(size - SPECIAL_TOKENS.len(), text.into_iter())?)
+    }
+
+    fn with_special_tokens(mut tokenizer: Tokenizer) -> Result<Self> {
         let special = SPECIAL_TOKENS.map(|token| AddedToken::from(token, true));
         tokenizer
             .add_special_tokens(special)
@@ -111,27 +136,55 @@ impl Vocabulary {
     fn from_json(json: &[u8]) -> Result<Self> {
         let tokenizer =
             Tokenizer::from_bytes(json).map_err(|error| anyhow!("load tokenizer: {error}"))?;
-        let id = |token: &str| {
-            tokenizer
-                .token_to_id(token)
-                .with_context(|| format!("the tokenizer lacks {token}"))
-        };
+        let id = |token: &str| tokenizer.token_to_id(token);
+        if let [
+            Some(begin_id),
+            Some(end_id),
+            Some(mask_id),
+            Some(_),
+            Some(_),
+            Some(turn_end_id),
+        ] = SPECIAL_TOKENS.map(id)
+        {
+            return Ok(Self {
+                begin_id,
+                end_id,
+                mask_id,
+                turn_end_id,
+                has_template: true,
+                tokenizer,
+            });
+        }
+        let any = |tokens: &[&str]| tokens.iter().find_map(|token| id(token));
+        let end_id = any(&OTHER_ENDS).with_context(|| {
+            format!("the tokenizer has no token that ends a text; known are {OTHER_ENDS:?}")
+        })?;
         Ok(Self {
-            begin_id: id(BEGIN)?,
-            end_id: id(END)?,
-            mask_id: id(MASK)?,
-            turn_end_id: id(TURN_END)?,
+            begin_id: any(&OTHER_BEGINS).unwrap_or(end_id),
+            end_id,
+            mask_id: id(MASK).unwrap_or(end_id),
+            turn_end_id: end_id,
+            has_template: false,
             tokenizer,
         })
     }
 
+    /// Whether there is a token for what is not written yet.
+    #[must_use]
+    pub fn has_mask(&self) -> bool {
+        self.mask_id != self.end_id
+    }
+
+    /// The tokenizer as `tokenizer.json` has it.
+    pub fn to_json(&self) -> Result<String> {
+        self.tokenizer
+            .to_string(true)
+            .map_err(|error| anyhow!("write tokenizer: {error}"))
+    }
+
     /// Writes the tokenizer as `tokenizer.json` has it.
     pub fn save(&self, path: &Path) -> Result<()> {
-        let json = self
-            .tokenizer
-            .to_string(true)
-            .map_err(|error| anyhow!("write tokenizer: {error}"))?;
-        std::fs::write(path, json).with_context(|| format!("write {}", path.display()))
+        std::fs::write(path, self.to_json()?).with_context(|| format!("write {}", path.display()))
     }
 
     /// How many ids there are.
@@ -197,8 +250,20 @@ impl Vocabulary {
     /// The ids that end the text of an autoregressive model, the usual one first. It is trained to the end of a turn; it
     /// has no canvas to fill.
     #[must_use]
-    pub fn eos_ids(&self) -> [u32; 2] {
-        [self.turn_end_id, self.end_id]
+    pub fn eos_ids(&self) -> Vec<u32> {
+        let mut ids = vec![self.turn_end_id, self.end_id];
+        ids.dedup();
+        ids
+    }
+
+    /// The ids that a `config.json` tells.
+    #[must_use]
+    pub fn special_ids(&self) -> SpecialIds {
+        SpecialIds {
+            begin: Some(self.begin_id),
+            ends: self.eos_ids(),
+            mask: self.has_mask().then_some(self.mask_id),
+        }
     }
 
     /// The whole `tokenizer_config.json` of a masked diffusion model, or of a causal one, which has no masks.
@@ -212,20 +277,28 @@ impl Vocabulary {
             });
             Some((id.to_string(), entry))
         });
+        let token = |id: u32| self.tokenizer.id_to_token(id);
+        let end = if causal {
+            self.turn_end_id
+        } else {
+            self.end_id
+        };
         let mut json = json!({
             "add_bos_token": false,
             "add_eos_token": false,
             "added_tokens_decoder": added.collect::<serde_json::Map<_, _>>(),
-            "bos_token": BEGIN,
-            "chat_template": CHAT_TEMPLATE,
+            "bos_token": token(self.begin_id),
             "clean_up_tokenization_spaces": false,
-            "eos_token": if causal { TURN_END } else { END },
+            "eos_token": token(end),
             "model_max_length": 512,
-            "pad_token": END,
+            "pad_token": token(self.end_id),
             "tokenizer_class": "PreTrainedTokenizerFast",
         });
+        if self.has_template {
+            json["chat_template"] = json!(CHAT_TEMPLATE);
+        }
         if !causal {
-            json["mask_token"] = json!(MASK);
+            json["mask_token"] = json!(token(self.mask_id));
         }
         json
     }
@@ -245,6 +318,27 @@ impl Vocabulary {
             })
         }
     }
+}
+
+/// Byte-level BPE with so many entries.
+fn learned(size: usize, text: impl Iterator<Item = String> + Send) -> Result<Tokenizer> {
+    let mut tokenizer = TokenizerBuilder::new()
+        .with_model(BPE::default())
+        .with_normalizer(None::<NormalizerWrapper>)
+        .with_pre_tokenizer(Some(byte_level()))
+        .with_post_processor(None::<ByteLevel>)
+        .with_decoder(Some(byte_level()))
+        .build()
+        .map_err(|error| anyhow!("assemble tokenizer: {error}"))?;
+    let mut trainer = BpeTrainer::builder()
+        .vocab_size(size)
+        .show_progress(false)
+        .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
+        .build();
+    tokenizer
+        .train(&mut trainer, text)
+        .map_err(|error| anyhow!("train tokenizer: {error}"))?;
+    Ok(tokenizer.into())
 }
 
 /// Counts what the tokenizer takes for words, as it writes them.

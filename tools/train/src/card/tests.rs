@@ -3,19 +3,23 @@ use sluice_shared::level::Level;
 use super::*;
 use crate::{
     batch::BatchOptions,
-    config::ModelConfig,
+    config::TransformerConfig,
     judge::{GapScores, Scores, Settings, Turn, curve::Row, rate::Rate},
     log::Entry,
+    optimizer::OptimizerOptions,
+    step::Precision,
 };
 
 fn run(objective: Objective, held_out: f64) -> Run {
     Run {
         progress: Progress {
-            config: ModelConfig {
+            config: TransformerConfig {
                 n_layers: 4,
-                ..ModelConfig::demonstration(1024)
-            },
+                ..TransformerConfig::demonstration(1024)
+            }
+            .into(),
             batch: BatchOptions {
+                text: None,
                 seed: 7,
                 objective,
                 parts: 2,
@@ -32,6 +36,9 @@ fn run(objective: Objective, held_out: f64) -> Run {
             train_seconds: 600.0,
             seconds_planned: None,
             began_with: None,
+            latent: None,
+            optimizer: OptimizerOptions::default(),
+            precision: Precision::F32,
             quantization: None,
         },
         vocabulary: 1000,
@@ -199,13 +206,16 @@ fn pictures_show_every_series() {
         step,
         tokens: step * 10_000,
         loss,
+        kl: None,
         held_out,
         held_out_rounded: None,
+        held_out_kl: None,
         gradient_norm: 1.0,
         learning_rate: 0.001,
         tokens_per_second: 1.0,
         data_wait: 0.0,
         train_seconds: 1.0,
+        memory: None,
     };
     let log = [
         entry(50, 6.0, None),

@@ -1,6 +1,8 @@
 //! Multi-head attention within each sequence of a pack. The gradient computes the probabilities again instead of
 //! keeping them: at the lengths used here that is a tenth of the work and saves most of the memory.
 
+use std::ops::Range;
+
 use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Tensor};
 
 use super::{
@@ -20,34 +22,100 @@ pub fn attention(
     heads: usize,
     causal: bool,
 ) -> Result<Tensor> {
+    let span = if causal {
+        Span::Before(usize::MAX)
+    } else {
+        Span::All
+    };
+    attend(query, key, value, [pack, pack], heads, span)
+}
+
+/// Every position attends to itself and the positions before it, to `window` in all.
+pub fn windowed_attention(
+    query: &Tensor,
+    key: &Tensor,
+    value: &Tensor,
+    pack: &Pack,
+    heads: usize,
+    window: usize,
+) -> Result<Tensor> {
+    attend(query, key, value, [pack, pack], heads, Span::Before(window))
+}
+
+/// Every row of a sequence attends to all keys of the sequence with the same number in `keys`.
+pub fn cross_attention(
+    query: &Tensor,
+    key: &Tensor,
+    value: &Tensor,
+    queries: &Pack,
+    keys: &Pack,
+    heads: usize,
+) -> Result<Tensor> {
+    attend(query, key, value, [queries, keys], heads, Span::All)
+}
+
+fn attend(
+    query: &Tensor,
+    key: &Tensor,
+    value: &Tensor,
+    packs: [&Pack; 2],
+    heads: usize,
+    span: Span,
+) -> Result<Tensor> {
+    let [queries, keys] = packs;
     if !query.device().is_cpu() {
-        return elementary::attention(query, key, value, pack, heads, causal);
+        return elementary::attention(query, key, value, packs, heads, span);
     }
-    let pack = pack.clone();
     let operation = Attention {
-        pack,
+        queries: queries.clone(),
+        keys: keys.clone(),
         heads,
-        causal,
+        span,
     };
     query.apply_op3(key, value, operation)
 }
 
+/// The keys of its sequence that a position sees.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Span {
+    All,
+    /// Itself and those before it, so many in all.
+    Before(usize),
+}
+
+impl Span {
+    pub(super) fn keys(self, position: usize, length: usize) -> Range<usize> {
+        match self {
+            Self::All => 0..length,
+            Self::Before(window) => (position + 1).saturating_sub(window)..position + 1,
+        }
+    }
+}
+
 struct Attention {
-    pack: Pack,
+    queries: Pack,
+    keys: Pack,
     heads: usize,
-    causal: bool,
+    span: Span,
 }
 
 impl Attention {
+    /// Largest number of probabilities of one head of one sequence.
+    fn largest(&self) -> usize {
+        self.queries.longest() * self.keys.longest()
+    }
+
     /// The attention probabilities of one head of one sequence.
     fn probabilities(&self, query: Matrix<'_>, key: Matrix<'_>, out: &mut [f32]) {
-        let length = query.rows;
+        let length = key.rows;
         let scale = (query.columns as f32).sqrt().recip();
         multiply(out, length, query, key.transposed(), scale);
         for (position, row) in out.chunks_exact_mut(length).enumerate() {
-            let (seen, unseen) = row.split_at_mut(if self.causal { position + 1 } else { length });
-            // Zero weight instead of a shorter row: the matmul below takes square matrices.
-            unseen.fill(0.0);
+            let span = self.span.keys(position, length);
+            // Zero weight instead of a shorter row: the matmul below takes whole matrices.
+            row[..span.start].fill(0.0);
+            row[span.end..].fill(0.0);
+            let seen = &mut row[span];
             let largest = largest(seen);
             seen.iter_mut()
                 .for_each(|score| *score = exp(*score - largest));
@@ -65,20 +133,16 @@ impl Attention {
 
     fn forward(&self, query: &[f32], key: &[f32], value: &[f32], width: usize) -> Vec<f32> {
         let mut out = vec![0.0; query.len()];
-        let mut probabilities = vec![0.0; self.pack.longest().pow(2)];
-        for rows in self.pack.sequences() {
-            let length = rows.len();
+        let mut probabilities = vec![0.0; self.largest()];
+        for (rows, keys) in self.queries.sequences().zip(self.keys.sequences()) {
             let part = rows.start * width..rows.end * width;
-            let (query, key, value) = (
-                &query[part.clone()],
-                &key[part.clone()],
-                &value[part.clone()],
-            );
-            let probabilities = &mut probabilities[..length * length];
+            let query = &query[part.clone()];
+            let [key, value] = [key, value].map(|all| &all[keys.start * width..keys.end * width]);
+            let probabilities = &mut probabilities[..rows.len() * keys.len()];
             for head in 0..self.heads {
                 let (query, key) = (self.head(query, width, head), self.head(key, width, head));
                 self.probabilities(query, key, probabilities);
-                let weights = Matrix::new(probabilities, length, length);
+                let weights = Matrix::new(probabilities, rows.len(), keys.len());
                 let out = &mut out[part.start + head * query.columns..part.end];
                 multiply(out, width, weights, self.head(value, width, head), 1.0);
             }
@@ -95,25 +159,28 @@ impl Attention {
         above: &[f32],
         width: usize,
     ) -> [Vec<f32>; 3] {
-        let [mut dq, mut dk, mut dv] = [(); 3].map(|()| vec![0.0; query.len()]);
-        let largest = self.pack.longest().pow(2);
+        let mut dq = vec![0.0; query.len()];
+        let [mut dk, mut dv] = [(); 2].map(|()| vec![0.0; key.len()]);
+        let largest = self.largest();
         let (mut probabilities, mut scores) = (vec![0.0; largest], vec![0.0; largest]);
-        for rows in self.pack.sequences() {
-            let length = rows.len();
+        for (rows, keys) in self.queries.sequences().zip(self.keys.sequences()) {
+            let length = keys.len();
             let part = rows.start * width..rows.end * width;
-            let [query, key, value, above] =
-                [query, key, value, above].map(|all| &all[part.clone()]);
-            let probabilities = &mut probabilities[..length * length];
-            let scores = &mut scores[..length * length];
+            let keys = keys.start * width..keys.end * width;
+            let [query, above] = [query, above].map(|all| &all[part.clone()]);
+            let [key, value] = [key, value].map(|all| &all[keys.clone()]);
+            let probabilities = &mut probabilities[..rows.len() * length];
+            let scores = &mut scores[..rows.len() * length];
             for head in 0..self.heads {
                 let [query, key, value, above] =
                     [query, key, value, above].map(|rows| self.head(rows, width, head));
                 let out = part.start + head * query.columns..part.end;
+                let keys_out = keys.start + head * query.columns..keys.end;
                 self.probabilities(query, key, probabilities);
-                let weights = Matrix::new(probabilities, length, length);
+                let weights = Matrix::new(probabilities, rows.len(), length);
                 multiply(scores, length, above, value.transposed(), 1.0);
                 multiply(
-                    &mut dv[out.clone()],
+                    &mut dv[keys_out.clone()],
                     width,
                     weights.transposed(),
                     above,
@@ -130,9 +197,9 @@ impl Attention {
                         .for_each(|(score, weight)| *score = weight * (*score - mean));
                 }
                 let scale = (query.columns as f32).sqrt().recip();
-                let scores = Matrix::new(scores, length, length);
-                multiply(&mut dq[out.clone()], width, scores, key, scale);
-                multiply(&mut dk[out], width, scores.transposed(), query, scale);
+                let scores = Matrix::new(scores, rows.len(), length);
+                multiply(&mut dq[out], width, scores, key, scale);
+                multiply(&mut dk[keys_out], width, scores.transposed(), query, scale);
             }
         }
         [dq, dk, dv]
@@ -155,8 +222,8 @@ impl CustomOp3 for Attention {
     ) -> Result<(CpuStorage, Shape)> {
         let (_, width) = query_layout.shape().dims2()?;
         let (query, key) = (values(query, query_layout)?, values(key, key_layout)?);
-        let out = self.forward(query, key, values(value, value_layout)?, width);
-        Ok((CpuStorage::F32(out), query_layout.shape().clone()))
+        let out = self.forward(&query, &key, &values(value, value_layout)?, width);
+        Ok((query.store(out), query_layout.shape().clone()))
     }
 
     fn bwd(

@@ -1,9 +1,17 @@
 //! The same operations composed of candle's elementary ones, which have gradients on every device. They are used where
 //! the fused ones do not run, and the tests compare the fused ones with them.
 
+mod rwkv7;
+
+use std::ops::Range;
+
 use candle_core::{D, DType, Result, Tensor};
 
-use super::Pack;
+use super::{Pack, attention::Span};
+
+pub(super) use self::rwkv7::{
+    activate, bonus, group_norm, rated_key, recurrence, token_shift, unit_key,
+};
 
 /// [`super::linear`], from candle's matmul.
 pub(super) fn linear(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
@@ -38,6 +46,36 @@ pub(super) fn rotate(x: &Tensor, pack: &Pack, heads: usize, theta: f64) -> Resul
         .reshape((rows, width))
 }
 
+/// [`super::rotate_pairs`], from candle's elementary operations.
+pub(super) fn rotate_pairs(
+    x: &Tensor,
+    positions: &[usize],
+    heads: usize,
+    theta: f64,
+) -> Result<Tensor> {
+    let (rows, width) = x.dims2()?;
+    let half = width / heads / 2;
+    let angles: Vec<f32> = positions
+        .iter()
+        .flat_map(|position| {
+            (0..half)
+                .map(move |pair| *position as f32 * theta.powf(-(pair as f64) / half as f64) as f32)
+        })
+        .collect();
+    let angles = Tensor::from_vec(angles, (rows, 1, half), x.device())?;
+    let pairs = x.reshape((rows, heads, half, 2))?;
+    let (first, second) = (
+        pairs.narrow(3, 0, 1)?.squeeze(3)?,
+        pairs.narrow(3, 1, 1)?.squeeze(3)?,
+    );
+    let (cos, sin) = (angles.cos()?, angles.sin()?);
+    let turned = [
+        (first.broadcast_mul(&cos)? - second.broadcast_mul(&sin)?)?,
+        (second.broadcast_mul(&cos)? + first.broadcast_mul(&sin)?)?,
+    ];
+    Tensor::stack(&turned, 3)?.reshape((rows, width))
+}
+
 /// [`super::gated`], from candle's elementary operations.
 pub(super) fn gated(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
     gate.silu()? * up
@@ -48,34 +86,40 @@ pub(super) fn attention(
     query: &Tensor,
     key: &Tensor,
     value: &Tensor,
-    pack: &Pack,
+    packs: [&Pack; 2],
     heads: usize,
-    causal: bool,
+    span: Span,
 ) -> Result<Tensor> {
+    let [queries, keys] = packs;
     let (_, width) = query.dims2()?;
-    let sequences = pack
+    let sequences = queries
         .sequences()
-        .map(|rows| {
-            let length = rows.len();
-            let split = |x: &Tensor| {
-                x.narrow(0, rows.start, length)?
-                    .reshape((length, heads, width / heads))?
+        .zip(keys.sequences())
+        .map(|(rows, keys)| {
+            let (length, seen) = (rows.len(), keys.len());
+            let split = |x: &Tensor, rows: &Range<usize>| {
+                x.narrow(0, rows.start, rows.len())?
+                    .reshape((rows.len(), heads, width / heads))?
                     .transpose(0, 1)?
                     .contiguous()
             };
-            let (query, key, value) = (split(query)?, split(key)?, split(value)?);
+            let (query, key, value) = (
+                split(query, &rows)?,
+                split(key, &keys)?,
+                split(value, &keys)?,
+            );
             let mut scores = (query.matmul(&key.t()?)? / ((width / heads) as f64).sqrt())?;
-            if causal {
-                let unseen: Vec<f32> = (0..length * length)
+            if let Span::Before(_) = span {
+                let unseen: Vec<f32> = (0..length * seen)
                     .map(|index| {
-                        if index % length > index / length {
-                            f32::NEG_INFINITY
-                        } else {
+                        if span.keys(index / seen, seen).contains(&(index % seen)) {
                             0.0
+                        } else {
+                            f32::NEG_INFINITY
                         }
                     })
                     .collect();
-                let unseen = Tensor::from_vec(unseen, (length, length), query.device())?;
+                let unseen = Tensor::from_vec(unseen, (length, seen), query.device())?;
                 scores = scores.broadcast_add(&unseen)?;
             }
             // Detached: the shift by the maximum cancels out, and needs no gradient.

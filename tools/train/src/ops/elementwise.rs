@@ -4,7 +4,7 @@ use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Tenso
 
 use super::{
     Pack, elementary, gradient,
-    numeric::{exp, sum_of},
+    numeric::{sigmoid, sum_of},
     values, with_values,
 };
 
@@ -48,11 +48,11 @@ impl CustomOp2 for RmsNorm {
             let inverse = self.inverse(row);
             out.extend(
                 row.iter()
-                    .zip(weight)
+                    .zip(weight.iter())
                     .map(|(x, weight)| x * inverse * weight),
             );
         }
-        Ok((CpuStorage::F32(out), x_layout.shape().clone()))
+        Ok((x.store(out), x_layout.shape().clone()))
     }
 
     fn bwd(
@@ -161,10 +161,9 @@ impl CustomOp1 for Rotate {
 
     fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
         let (_, width) = layout.shape().dims2()?;
-        Ok((
-            CpuStorage::F32(self.turn(values(x, layout)?, width, 1.0)),
-            layout.shape().clone(),
-        ))
+        let x = values(x, layout)?;
+        let out = self.turn(&x, width, 1.0);
+        Ok((x.store(out), layout.shape().clone()))
     }
 
     fn bwd(&self, x: &Tensor, _out: &Tensor, out_gradient: &Tensor) -> Result<Option<Tensor>> {
@@ -184,10 +183,6 @@ pub fn gated(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
 
 struct Gated;
 
-fn sigmoid(value: f32) -> f32 {
-    (1.0 + exp(-value)).recip()
-}
-
 impl CustomOp2 for Gated {
     fn name(&self) -> &'static str {
         "gated"
@@ -203,10 +198,10 @@ impl CustomOp2 for Gated {
         let (gate, up) = (values(gate, gate_layout)?, values(up, up_layout)?);
         let out = gate
             .iter()
-            .zip(up)
+            .zip(up.iter())
             .map(|(gate, up)| gate * sigmoid(*gate) * up)
             .collect();
-        Ok((CpuStorage::F32(out), gate_layout.shape().clone()))
+        Ok((gate.store(out), gate_layout.shape().clone()))
     }
 
     fn bwd(

@@ -29,10 +29,11 @@ impl CustomOp2 for Linear {
         let (rows, width) = x_layout.shape().dims2()?;
         let (out_width, _) = weight_layout.shape().dims2()?;
         let mut out = vec![0.0; rows * out_width];
-        let x = Matrix::new(values(x, x_layout)?, rows, width);
-        let weight = Matrix::new(values(weight, weight_layout)?, out_width, width);
-        multiply(&mut out, out_width, x, weight.transposed(), 1.0);
-        Ok((CpuStorage::F32(out), (rows, out_width).into()))
+        let (x, weight) = (values(x, x_layout)?, values(weight, weight_layout)?);
+        let weight = Matrix::new(&weight, out_width, width);
+        let left = Matrix::new(&x, rows, width);
+        multiply(&mut out, out_width, left, weight.transposed(), 1.0);
+        Ok((x.store(out), (rows, out_width).into()))
     }
 
     fn bwd(
@@ -44,28 +45,28 @@ impl CustomOp2 for Linear {
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
         let (rows, width) = x.dims2()?;
         let (out_width, _) = weight.dims2()?;
-        let mut x_gradient = vec![0.0; rows * width];
-        let mut weight_gradient = vec![0.0; out_width * width];
-        with_values(out_gradient, |out_gradient| -> Result<()> {
-            let out_gradient = Matrix::new(out_gradient, rows, out_width);
-            with_values(weight, |weight| {
-                let weight = Matrix::new(weight, out_width, width);
-                multiply(&mut x_gradient, width, out_gradient, weight, 1.0);
-            })?;
-            with_values(x, |x| {
-                let x = Matrix::new(x, rows, width);
-                multiply(
-                    &mut weight_gradient,
-                    width,
-                    out_gradient.transposed(),
-                    x,
-                    1.0,
-                );
-            })
-        })??;
-        Ok((
-            Some(gradient(x_gradient, x)?),
-            Some(gradient(weight_gradient, weight)?),
-        ))
+        with_values(out_gradient, |above| -> Result<_> {
+            let above = Matrix::new(above, rows, out_width);
+            // Each is as much work as the forward pass, so only what is asked for: latents are learned with fixed weights.
+            let mut x_gradient = None;
+            if x.track_op() {
+                let mut found = vec![0.0; rows * width];
+                with_values(weight, |weight| {
+                    let weight = Matrix::new(weight, out_width, width);
+                    multiply(&mut found, width, above, weight, 1.0);
+                })?;
+                x_gradient = Some(gradient(found, x)?);
+            }
+            let mut weight_gradient = None;
+            if weight.track_op() {
+                let mut found = vec![0.0; out_width * width];
+                with_values(x, |x| {
+                    let x = Matrix::new(x, rows, width);
+                    multiply(&mut found, width, above.transposed(), x, 1.0);
+                })?;
+                weight_gradient = Some(gradient(found, weight)?);
+            }
+            Ok((x_gradient, weight_gradient))
+        })?
     }
 }

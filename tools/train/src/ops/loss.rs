@@ -35,7 +35,8 @@ impl CustomOp1 for CrossEntropy {
 
     fn cpu_fwd(&self, logits: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
         let (_, vocabulary) = layout.shape().dims2()?;
-        let rows = values(logits, layout)?.chunks_exact(vocabulary);
+        let logits = values(logits, layout)?;
+        let rows = logits.chunks_exact(vocabulary);
         let loss =
             rows.zip(self.targets.iter().zip(&self.weights))
                 .map(|(row, (target, weight))| {
@@ -92,7 +93,8 @@ impl CustomOp1 for Divergence {
 
     fn cpu_fwd(&self, logits: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
         let (_, vocabulary) = layout.shape().dims2()?;
-        let rows = values(logits, layout)?.chunks_exact(vocabulary);
+        let logits = values(logits, layout)?;
+        let rows = logits.chunks_exact(vocabulary);
         let references = self.reference.chunks_exact(vocabulary);
         let loss = rows
             .zip(references.zip(&self.weights))

@@ -29,6 +29,12 @@ pub(super) fn exp(x: f32) -> f32 {
     (sum * rest * rest + rest + 1.0) * power
 }
 
+/// The logistic function.
+#[inline(always)]
+pub(super) fn sigmoid(value: f32) -> f32 {
+    (1.0 + exp(-value)).recip()
+}
+
 /// The sum of `term` over both rows.
 #[inline(always)]
 pub(super) fn sum_of(left: &[f32], right: &[f32], term: impl Fn(f32, f32) -> f32) -> f32 {

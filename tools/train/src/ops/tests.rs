@@ -1,9 +1,13 @@
 //! Each fused operation and its gradients against the same thing written with candle's elementary operations.
 
+use std::sync::Arc;
+
 use candle_core::{Device, Result, Tensor, Var};
 
 use super::{
-    Pack, attention, cross_entropy, divergence, elementary, gated, linear, rms_norm, rotate,
+    Activation, Pack, activate, attention, attention::Span, bonus, cross_attention, cross_entropy,
+    divergence, elementary, gated, group_norm, linear, rated_key, recurrence, rms_norm, rotate,
+    rotate_pairs, token_shift, unit_key, windowed_attention,
 };
 use crate::random::Random;
 
@@ -114,9 +118,145 @@ fn attention_sees_its_own_sequence_and_no_other() {
         assert_same(
             &[&query, &key, &value],
             || attention(&query, &key, &value, &pack(), HEADS, causal),
-            || elementary::attention(&query, &key, &value, &pack(), HEADS, causal),
+            || {
+                elementary::attention(
+                    &query,
+                    &key,
+                    &value,
+                    [&pack(), &pack()],
+                    HEADS,
+                    if causal {
+                        Span::Before(usize::MAX)
+                    } else {
+                        Span::All
+                    },
+                )
+            },
         );
     }
+}
+
+#[test]
+fn attention_sees_a_window_or_another_sequence() {
+    let shape = [pack().rows(), WIDTH];
+    let [query, key, value] = [1, 2, 3].map(|stream| variable(stream, &shape));
+    let windowed = Span::Before(7);
+    assert_same(
+        &[&query, &key, &value],
+        || windowed_attention(&query, &key, &value, &pack(), HEADS, 7),
+        || elementary::attention(&query, &key, &value, [&pack(), &pack()], HEADS, windowed),
+    );
+    let slots = Pack::new([3, 3, 3]);
+    let [key, value] = [2, 3].map(|stream| variable(stream, &[9, WIDTH]));
+    assert_same(
+        &[&query, &key, &value],
+        || cross_attention(&query, &key, &value, &pack(), &slots, HEADS),
+        || elementary::attention(&query, &key, &value, [&pack(), &slots], HEADS, Span::All),
+    );
+}
+
+#[test]
+fn rotation_of_pairs_takes_any_positions() {
+    let x = variable(1, &[5, WIDTH]);
+    let positions: Arc<[usize]> = [0, 7, 3, 7, 100].into();
+    assert_same(
+        &[&x],
+        || rotate_pairs(&x, &positions, HEADS, 100.0),
+        || elementary::rotate_pairs(&x, &positions, HEADS, 100.0),
+    );
+}
+
+#[test]
+fn a_group_is_normed_by_mean_and_variance() {
+    let x = variable(1, &[5, WIDTH]);
+    let [weight, bias] = [2, 3].map(|stream| variable(stream, &[WIDTH]));
+    for groups in [1, HEADS] {
+        assert_same(
+            &[&x, &weight, &bias],
+            || group_norm(&x, &weight, &bias, groups, 1e-3),
+            || elementary::group_norm(&x, &weight, &bias, groups, 1e-3),
+        );
+    }
+}
+
+#[test]
+fn a_token_shift_stays_in_its_sequence() {
+    let x = variable(1, &[pack().rows(), WIDTH]);
+    let mix = variable(2, &[1, 1, WIDTH]);
+    assert_same(
+        &[&x, &mix],
+        || token_shift(&x, &mix, &pack()),
+        || elementary::token_shift(&x, &mix, &pack()),
+    );
+}
+
+#[test]
+fn activations_have_their_slopes() {
+    let (x, bias) = (variable(1, &[5, WIDTH]), variable(2, &[WIDTH]));
+    for activation in [
+        Activation::Tanh,
+        Activation::Sigmoid,
+        Activation::Identity,
+        Activation::SquaredRelu,
+    ] {
+        assert_same(
+            &[&x, &bias],
+            || activate(&x, Some(&bias), activation),
+            || elementary::activate(&x, Some(&bias), activation),
+        );
+        assert_same(
+            &[&x],
+            || activate(&x, None, activation),
+            || elementary::activate(&x, None, activation),
+        );
+    }
+}
+
+#[test]
+fn keys_and_the_bonus_are_those_of_their_heads() {
+    let [key, rate] = [1, 2].map(|stream| variable(stream, &[5, WIDTH]));
+    let weight = variable(3, &[WIDTH]);
+    assert_same(
+        &[&key, &weight],
+        || unit_key(&key, &weight, HEADS),
+        || elementary::unit_key(&key, &weight, HEADS),
+    );
+    assert_same(
+        &[&key, &rate, &weight],
+        || rated_key(&key, &rate, &weight),
+        || elementary::rated_key(&key, &rate, &weight),
+    );
+    let (inputs, weight) = (
+        variable(4, &[3, 5, WIDTH]),
+        variable(5, &[HEADS, HEAD_WIDTH]),
+    );
+    assert_same(
+        &[&inputs, &weight],
+        || bonus(&inputs, &weight),
+        || elementary::bonus(&inputs, &weight),
+    );
+}
+
+#[test]
+fn the_recurrence_begins_anew_with_each_sequence() {
+    let pack = Pack::new([7, 1, 12]);
+    // As the network makes them: unit keys, rates below one.
+    let raw = variable(1, &[6, pack.rows(), 128]);
+    let inputs = || {
+        let part = |index: usize| raw.get(index);
+        let rate = part(5)?.tanh()?.sqr()?;
+        let unit = unit_key(
+            &part(4)?,
+            &Tensor::ones(128, candle_core::DType::F32, &Device::Cpu)?,
+            2,
+        )?;
+        Tensor::stack(&[part(0)?, part(1)?, part(2)?, part(3)?, unit, rate], 0)
+    };
+    assert_same(
+        &[&raw],
+        || recurrence(&inputs()?, &pack),
+        || elementary::recurrence(&inputs()?, &pack),
+    );
 }
 
 #[test]

@@ -20,7 +20,7 @@ use sluice_plan::{Machine, Plan, PlanInput, WorkingMemory, Workload};
 use sluice_shared::level::Level;
 use sluice_train::{
     batch::{Batch, Part},
-    config::ModelConfig,
+    config::TransformerConfig,
     export,
     model::Model,
     objective::Objective,
@@ -49,11 +49,11 @@ fn rounded(model: &Model) -> Model {
 }
 
 /// A network after a few steps, and rows of a later one.
-fn trained(folder: &Path, objective: Objective, shape: ModelConfig) -> (Model, Part) {
+fn trained(folder: &Path, objective: Objective, shape: TransformerConfig) -> (Model, Part) {
     let mut options = options(folder);
     options.batch.objective = objective;
     let batch = options.batch;
-    let config = ModelConfig {
+    let config = TransformerConfig {
         causal: objective == Objective::Autoregressive,
         ..shape
     };
@@ -115,7 +115,7 @@ fn the_engine_computes_the_same_logits() {
         let (model, part) = trained(folder.path(), objective, micro());
         let output = folder.path().join("model");
 
-        export::export(&output, &model, &vocabulary()).expect("export");
+        export::export(&output, &model, &vocabulary(), None).expect("export");
 
         let found = found(&output, &part);
         let expected = expected(&rounded(&model), &part);
@@ -159,7 +159,7 @@ fn deployed(weights: &Residency, spec: &TensorSpec) -> Vec<f32> {
 #[test]
 fn training_for_a_level_rounds_to_the_very_weights_of_the_engine() {
     // As wide as a block of 256 weights, or aggressive would take another format.
-    let shape = ModelConfig {
+    let shape = TransformerConfig {
         d_model: 256,
         n_layers: 2,
         mlp_hidden_size: 256,
@@ -169,7 +169,7 @@ fn training_for_a_level_rounds_to_the_very_weights_of_the_engine() {
         let folder = tempfile::tempdir().expect("folder");
         let (model, _) = trained(folder.path(), objective, shape.clone());
         let output = folder.path().join("model");
-        export::export(&output, &model, &vocabulary()).expect("export");
+        export::export(&output, &model, &vocabulary(), None).expect("export");
         for level in [Level::Moderate, Level::Aggressive] {
             let rounding = Rounding::new(level, &model.config).expect("rounding");
 
@@ -221,7 +221,7 @@ fn the_export_is_a_whole_llada_folder() {
     let model = Model::random(micro(), 5, vocabulary.mask_id, &Device::Cpu).expect("model");
     let output = folder.path().join("model");
 
-    export::export(&output, &model, &vocabulary).expect("export");
+    export::export(&output, &model, &vocabulary, None).expect("export");
 
     let file = std::fs::read(output.join("model.safetensors")).expect("weights");
     let tensors = SafeTensors::deserialize(&file).expect("read weights");
@@ -256,13 +256,13 @@ fn the_export_is_a_whole_llada_folder() {
 fn a_causal_network_is_exported_as_a_whole_llama_folder() {
     let folder = tempfile::tempdir().expect("folder");
     let vocabulary = vocabulary();
-    let config = ModelConfig {
+    let config = TransformerConfig {
         causal: true,
         ..micro()
     };
     let model = Model::random(config.clone(), 5, vocabulary.mask_id, &Device::Cpu).expect("model");
 
-    export::export(folder.path(), &model, &vocabulary).expect("export");
+    export::export(folder.path(), &model, &vocabulary, None).expect("export");
 
     let checkpoint = Checkpoint::open(&Source::Folder(folder.path().to_owned())).expect("open");
     let found = checkpoint.model().expect("configuration");
@@ -281,8 +281,12 @@ fn a_causal_network_is_exported_as_a_whole_llama_folder() {
         assert!(names.contains(name), "{name} is missing");
     }
     // Trained on, it is what it was.
-    assert_eq!(export::read_config(folder.path()).expect("shape"), config);
-    let again = export::read(folder.path(), &config, &vocabulary, &Device::Cpu).expect("read");
+    assert_eq!(
+        export::read_config(folder.path()).expect("shape"),
+        config.clone().into()
+    );
+    let again =
+        export::read(folder.path(), &config.into(), &vocabulary, &Device::Cpu).expect("read");
     let weights = |model: &Model| export::weights(model).expect("weights");
     assert_eq!(weights(&again), weights(&model));
 }

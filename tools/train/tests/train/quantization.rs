@@ -99,7 +99,7 @@ fn with_all_of_the_run_the_teacher_is_the_model_it_began_with() {
     let [before, exported, after] = [(); 3].map(|()| tempfile::tempdir().expect("folder"));
     let mut first = open(options(before.path()));
     steps(&mut first, 5);
-    export::export(exported.path(), &first.state.model, &vocabulary()).expect("export");
+    export::export(exported.path(), &first.state.model, &vocabulary(), None).expect("export");
     let from = || TrainOptions {
         from: Some(exported.path().to_owned()),
         quantization: half(Path::new(""))

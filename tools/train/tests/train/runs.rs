@@ -5,21 +5,23 @@ use std::{path::Path, time::Duration};
 use candle_core::Device;
 use sluice_train::{
     batch::BatchOptions,
-    config::ModelConfig,
+    config::TransformerConfig,
     objective::Objective,
+    optimizer::OptimizerOptions,
+    step::Precision,
     trainer::{TrainOptions, Trainer},
     vocabulary::Vocabulary,
 };
 
 pub(crate) const VOCABULARY: usize = 512;
 
-pub(crate) fn micro() -> ModelConfig {
-    ModelConfig {
+pub(crate) fn micro() -> TransformerConfig {
+    TransformerConfig {
         d_model: 64,
         n_heads: 2,
         n_layers: 3,
         mlp_hidden_size: 96,
-        ..ModelConfig::demonstration(VOCABULARY)
+        ..TransformerConfig::demonstration(VOCABULARY)
     }
 }
 
@@ -27,6 +29,7 @@ pub(crate) fn options(folder: &Path) -> TrainOptions {
     TrainOptions {
         output: folder.to_owned(),
         batch: BatchOptions {
+            text: None,
             seed: 5,
             objective: Objective::Diffusion,
             parts: 2,
@@ -39,11 +42,15 @@ pub(crate) fn options(folder: &Path) -> TrainOptions {
         seconds: None,
         from: None,
         quantization: None,
+        latent: None,
+        optimizer: OptimizerOptions::default(),
+        precision: Precision::F32,
         learning_rate: 0.004,
         warm_up_steps: 5,
         threads: 2,
         loader_threads: 1,
         recompute_interval: None,
+        memory_limit_bytes: None,
         checkpoint_interval: Duration::MAX,
         report_steps: 10,
         evaluate_steps: 0,

@@ -5,7 +5,7 @@ use std::{path::Path, sync::atomic::AtomicBool};
 use candle_core::{Device, Tensor};
 use sluice_train::{
     batch::Batch,
-    config::ModelConfig,
+    config::TransformerConfig,
     export,
     gradient::{self, Distillation},
     likelihood::{self, LikelihoodOptions},
@@ -59,10 +59,10 @@ fn a_run_begins_with_an_exported_model() {
         .optimizer
         .averaged(&first.state.model)
         .expect("average");
-    export::export(exported.path(), &learned, &vocabulary()).expect("export");
+    export::export(exported.path(), &learned, &vocabulary(), None).expect("export");
     assert_eq!(
         export::read_config(exported.path()).expect("shape"),
-        micro()
+        micro().into()
     );
 
     let mut on = open(TrainOptions {
@@ -117,13 +117,16 @@ fn the_log_of_a_resumed_run_tells_every_step_once() {
         step,
         tokens: 0,
         loss: 1.0,
+        kl: None,
         held_out: None,
         held_out_rounded: None,
+        held_out_kl: None,
         gradient_norm: 1.0,
         learning_rate: 0.1,
         tokens_per_second: 1.0,
         data_wait: 0.0,
         train_seconds: 1.0,
+        memory: None,
     };
     let lines: Vec<String> = [2, 4, 6]
         .map(|step| serde_json::to_string(&entry(step)).expect("json"))
@@ -169,8 +172,10 @@ fn computing_blocks_again_changes_no_gradient() {
     let batch = Batch::draw(&options(Path::new("")).batch, &vocabulary(), 0).expect("draw");
     let part = &batch.parts[0];
     for with in [None, Some(&distillation)] {
-        let gradients =
-            |interval| gradient::gradients(&model, part, with, interval).expect("gradients");
+        let gradients = |interval| {
+            gradient::gradients(&model, part, (&part.pack).into(), with, interval)
+                .expect("gradients")
+        };
         let (loss, expected) = gradients(None);
         for interval in [1, 2, 3] {
             let (again, found) = gradients(Some(interval));
@@ -211,7 +216,7 @@ fn attention_begins_by_copying() {
 
 #[test]
 fn a_causal_model_does_not_look_ahead() {
-    let config = ModelConfig {
+    let config = TransformerConfig {
         causal: true,
         ..micro()
     };
@@ -229,7 +234,7 @@ fn a_causal_model_does_not_look_ahead() {
 #[test]
 fn an_untrained_model_is_as_good_as_guessing() {
     for causal in [false, true] {
-        let config = ModelConfig { causal, ..micro() };
+        let config = TransformerConfig { causal, ..micro() };
         let model = Model::random(config, 5, vocabulary().mask_id, &Device::Cpu).expect("model");
         let options = LikelihoodOptions {
             samples: 20,
@@ -291,7 +296,8 @@ fn the_gradient_of_every_weight_is_the_slope_of_the_loss() {
         let loss = ops::cross_entropy(&logits, targets, weights).expect("loss");
         f64::from(loss.to_scalar::<f32>().expect("scalar"))
     };
-    let (_, gradients) = gradient::gradients(&model, part, None, None).expect("gradients");
+    let (_, gradients) =
+        gradient::gradients(&model, part, (&part.pack).into(), None, None).expect("gradients");
     for ((name, variable), gradient) in model.variables().iter().zip(gradients) {
         // Along the gradient the slope is its norm.
         let gradient = Tensor::from_vec(gradient, variable.shape(), &Device::Cpu).expect("shape");
