@@ -22,7 +22,6 @@ use sluice_proto::{
 };
 use sluice_shared::{decoding::Decoding, level::AdvisedLimits, policy::PolicyChoice};
 use sluice_tokenizer::Patience;
-use sluice_weights::LayerKind;
 
 use self::encoder::{TextEncoder, empty};
 pub use self::{
@@ -42,8 +41,6 @@ pub const IDS_MAX: usize = 1 << 20;
 
 /// Positions to fill when nobody says how many.
 const LENGTH_DEFAULT: usize = 128;
-/// Steps in which a latent thought model infers its latents: the reference's.
-const THINK_STEPS_DEFAULT: usize = 16;
 /// Draws of an estimate when nobody says how many.
 const DRAWS_DEFAULT: usize = 128;
 
@@ -229,8 +226,7 @@ fn thinking(
     info: &ModelInfo,
     told: &mut Vec<v1::ResolvedSetting>,
 ) -> Option<Thinking> {
-    let has_latents = matches!(info.layer_kind, LayerKind::LatentThought(_));
-    if choice.is_none() && !has_latents {
+    if choice.is_none() && info.inference.is_none() {
         return None;
     }
     let ThinkingChoice {
@@ -243,7 +239,7 @@ fn thinking(
         (Some(steps), _) => steps as usize,
         (None, Some(_)) => 0,
         (None, None) => {
-            let steps = THINK_STEPS_DEFAULT;
+            let steps = info.inference.unwrap_or_default().steps;
             let setting = settings::resolved_setting("think", steps, SettingOrigin::BuiltIn);
             told.push(setting);
             steps

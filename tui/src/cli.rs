@@ -253,7 +253,7 @@ pub struct DecodingDetails {
     #[arg(long, value_name = "R", allow_negative_numbers = true)]
     pub repetition_penalty: Option<f64>,
     /// Latent thought models: most steps in which the prompt's latents are inferred before the first token; 0 draws them from the
-    /// prior [default: 16]
+    /// prior [default: the model's, mostly 16]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub think: Option<u32>,
     /// Autoregressive models: stop before this text, or at the special token of this name; may be repeated

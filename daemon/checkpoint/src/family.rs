@@ -93,6 +93,33 @@ pub struct ModelConfig {
     pub mask: Option<MaskToken>,
     /// Ids that end a text; the first one fills what is left after it. May be empty.
     pub eos_token_ids: Vec<u32>,
+    /// How a latent thought model's latents are to be inferred; `None` for other models.
+    pub inference: Option<LatentInference>,
+}
+
+/// How latents are to be inferred: as in the training that made the model use them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LatentInference {
+    /// Steps of AdamW.
+    pub steps: usize,
+    /// Learning rate of the first step.
+    pub learning_rate: f64,
+    /// Where log variances begin.
+    pub initial_log_variance: f32,
+    /// What the KL divergence from the prior counts in each step. A bound always has all of it.
+    pub kl_weight: f64,
+}
+
+impl Default for LatentInference {
+    /// The reference's, at the end of its training.
+    fn default() -> Self {
+        Self {
+            steps: 16,
+            learning_rate: 0.34,
+            initial_log_variance: -5.0,
+            kl_weight: 1.0,
+        }
+    }
 }
 
 /// How a masked diffusion model predicts masked positions.
@@ -136,6 +163,10 @@ impl ModelConfig {
                 shifted: family == Family::Dream,
             }),
             eos_token_ids: Vec::new(),
+            inference: match shape.layer_kind {
+                LayerKind::LatentThought(_) => Some(LatentInference::default()),
+                LayerKind::Attention | LayerKind::Rwkv7(_) => None,
+            },
             shape: shape.clone(),
         }
     }

@@ -4,7 +4,7 @@ pub mod dry_run;
 pub mod network;
 pub mod sequence_memory;
 
-use sluice_checkpoint::family::MaskToken;
+use sluice_checkpoint::family::{LatentInference, MaskToken};
 use sluice_weights::{LayerKind, WeightFormat};
 
 use crate::error::RequestError;
@@ -44,6 +44,8 @@ pub struct ModelInfo {
     pub mask: Option<MaskToken>,
     /// Ids that end a text; the first fills what is left after it. May be empty.
     pub eos_token_ids: Vec<u32>,
+    /// How a latent thought model's latents are to be inferred; `None` for other models.
+    pub inference: Option<LatentInference>,
 }
 
 impl ModelInfo {

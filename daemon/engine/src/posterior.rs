@@ -23,14 +23,16 @@ pub struct Posterior {
 }
 
 impl Posterior {
-    /// Where inference begins: means near 0, deviations near `e^-2.5`, as in the reference.
+    /// Where inference begins: means near 0, log variances near this, as in the reference.
     #[must_use]
-    pub fn start(elements: usize, seed: u64) -> Self {
+    pub fn start(elements: usize, log_variance: f32, seed: u64) -> Self {
         let noise = Noise::new(seed).stream(START_STREAM);
         let normal = |which: u64| (0..elements).map(move |at| noise.normal(which, 0, at as u64));
         Self {
             mu: normal(0).map(|value| 0.01 * value as f32).collect(),
-            log_var: normal(1).map(|value| 0.1 * value as f32 - 5.0).collect(),
+            log_var: normal(1)
+                .map(|value| 0.1 * value as f32 + log_variance)
+                .collect(),
         }
     }
 
@@ -92,10 +94,10 @@ pub struct FitOptions {
     pub learning_rate: f64,
     /// Decoupled weight decay of both parameters.
     pub weight_decay: f64,
+    /// What the divergence from the prior counts.
+    pub kl_weight: f64,
 }
 
-/// The reference's rate at the end of its training.
-pub const LEARNING_RATE: f64 = 0.34;
 const BETAS: [f64; 2] = [0.9, 0.999];
 const EPSILON: f64 = 1e-8;
 
@@ -145,12 +147,13 @@ impl PosteriorFit {
         self.step += 1;
         let corrections = BETAS.map(|beta| 1.0 - beta.powi(self.step as i32));
         let decay = (1.0 - rate * self.options.weight_decay) as f32;
+        let kl_weight = self.options.kl_weight as f32;
         let Posterior { mu, log_var } = &mut self.posterior;
         for at in 0..mu.len() {
             let deviation = (0.5 * log_var[at]).exp();
             let gradients = [
-                d_z[at] + mu[at],
-                0.5 * (d_z[at] * noise[at] * deviation + deviation * deviation - 1.0),
+                d_z[at] + kl_weight * mu[at],
+                0.5 * (d_z[at] * noise[at] * deviation + kl_weight * (deviation * deviation - 1.0)),
             ];
             let parameters = [&mut mu[at], &mut log_var[at]];
             for (which, (parameter, gradient)) in parameters.into_iter().zip(gradients).enumerate()

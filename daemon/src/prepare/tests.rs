@@ -25,6 +25,7 @@ pub(crate) fn serving(with_text: bool) -> ServingModel {
         weight_bytes: 4,
         formats: Vec::new(),
         layer_kind: LayerKind::Attention,
+        inference: None,
         layers: 1,
         hidden_size: 1,
         attention_heads: 1,

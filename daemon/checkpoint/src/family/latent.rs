@@ -11,13 +11,17 @@ use sluice_weights::{
 };
 
 use super::{
-    Family, ModelConfig,
+    Family, LatentInference, ModelConfig,
     keys::{self, ConfigKeys, LAYERS_MAX, VOCAB_SIZE_MAX, problem},
 };
 use crate::CheckpointError;
 
 /// Longest window: the scores of a query exist at once where gradients go back.
 const WINDOW_MAX: usize = 1 << 16;
+/// Most steps of inference that a file may ask for.
+const STEPS_MAX: usize = 1000;
+/// Largest logarithm of a variance, either way.
+const LOG_VARIANCE_MAX: f32 = 60.0;
 /// Most latents of all layers.
 const LATENTS_MAX: usize = 1 << 16;
 
@@ -73,6 +77,7 @@ pub(super) fn read(
         epsilon: keys.positive("norm_eps", 1e-5)?,
         mask: None,
         eos_token_ids: keys::eos_token_ids(config, generation, vocab_size)?,
+        inference: Some(inference(&keys)?),
     })
 }
 
@@ -102,6 +107,34 @@ fn latents(
         latents: all / layers,
         stride: context_length / all,
         window: keys.size("window_size", WINDOW_MAX)?,
+    })
+}
+
+/// How latents are to be inferred, which `tools/train` writes; the reference's way where the file doesn't say.
+fn inference(keys: &ConfigKeys<'_>) -> Result<LatentInference, CheckpointError> {
+    let usual = LatentInference::default();
+    let positive =
+        |key, usual: f64| Ok::<_, CheckpointError>(f64::from(keys.positive(key, usual as f32)?));
+    let log_variance = match keys.0.get("posterior_initial_log_variance") {
+        None | Some(Value::Null) => usual.initial_log_variance,
+        Some(value) => value
+            .as_f64()
+            .map(|number| number as f32)
+            .filter(|number| number.abs() <= LOG_VARIANCE_MAX)
+            .ok_or_else(|| {
+                problem(
+                    "posterior_initial_log_variance",
+                    format!("is not a number between -{LOG_VARIANCE_MAX} and {LOG_VARIANCE_MAX}"),
+                )
+            })?,
+    };
+    Ok(LatentInference {
+        steps: keys
+            .optional_size("posterior_steps", STEPS_MAX)?
+            .unwrap_or(usual.steps),
+        learning_rate: positive("posterior_learning_rate", usual.learning_rate)?,
+        initial_log_variance: log_variance,
+        kl_weight: positive("posterior_kl_weight", usual.kl_weight)?,
     })
 }
 
@@ -161,6 +194,20 @@ mod tests {
         };
         assert_eq!(config.shape.layer_kind, LayerKind::LatentThought(latents));
         assert!(config.shape.tied && config.shape.causal);
+        assert_eq!(config.inference, Some(LatentInference::default()));
+        let trained = read(|config| {
+            config["posterior_steps"] = 32.into();
+            config["posterior_learning_rate"] = 0.5.into();
+            config["posterior_initial_log_variance"] = (-2).into();
+            config["posterior_kl_weight"] = 0.25.into();
+        });
+        let expected = LatentInference {
+            steps: 32,
+            learning_rate: 0.5,
+            initial_log_variance: -2.0,
+            kl_weight: 0.25,
+        };
+        assert_eq!(trained.unwrap().inference, Some(expected));
     }
 
     #[test]
@@ -185,6 +232,10 @@ mod tests {
         assert_eq!(
             refusal("window_size", 0.into()),
             "config.json: window_size is 0, not a whole number from 1 to 65536"
+        );
+        assert_eq!(
+            refusal("posterior_initial_log_variance", 100.into()),
+            "config.json: posterior_initial_log_variance is not a number between -60 and 60"
         );
     }
 }

@@ -87,6 +87,7 @@ pub(super) fn read(
             shifted: false,
         }),
         eos_token_ids,
+        inference: None,
     })
 }
 

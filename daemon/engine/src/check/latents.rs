@@ -149,6 +149,7 @@ impl Fixture<'_> {
                 steps,
                 learning_rate: self.number(&case["params"], "learning_rate")?,
                 weight_decay: self.number(&case["params"], "weight_decay")?,
+                kl_weight: 1.0,
             },
         );
         let told = &case["negative_elbo_before_each_step_and_at_the_end"];

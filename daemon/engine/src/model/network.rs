@@ -125,6 +125,7 @@ impl Network {
             vocab_size: vocabulary,
             mask,
             eos_token_ids,
+            inference,
             ..
         } = &self.config;
         ModelInfo {
@@ -144,6 +145,7 @@ impl Network {
             context_length: shape.context_length,
             mask: *mask,
             eos_token_ids: eos_token_ids.clone(),
+            inference: *inference,
         }
     }
 

@@ -56,10 +56,11 @@ impl Linear {
     fn fit(&self, steps: usize, noise: impl Fn(usize) -> f32) -> Posterior {
         let options = FitOptions {
             steps,
-            learning_rate: LEARNING_RATE,
+            learning_rate: 0.34,
             weight_decay: 0.0,
+            kl_weight: 1.0,
         };
-        let mut fit = PosteriorFit::new(Posterior::start(1, 3), options);
+        let mut fit = PosteriorFit::new(Posterior::start(1, -5.0, 3), options);
         for step in 0..steps {
             let noise = [noise(step)];
             let z = fit.posterior.at(&noise)[0];
@@ -82,7 +83,7 @@ fn the_bound_from_fresh_noise_is_a_bound() {
     let fitted = model.fit(400, |step| latent_noise(1, 11, step as u64)[0]);
     let bound = model.bound(&fitted, draws(99, 20_000));
     assert!(bound > exact && bound < exact + 0.05, "{bound} of {exact}");
-    let unfitted = model.bound(&Posterior::start(1, 3), draws(99, 20_000));
+    let unfitted = model.bound(&Posterior::start(1, -5.0, 3), draws(99, 20_000));
     assert!(unfitted > exact + 1.0, "{unfitted} of {exact}");
 }
 

@@ -3,6 +3,7 @@
 
 use std::sync::{Arc, atomic::AtomicBool};
 
+use sluice_checkpoint::family::LatentInference;
 use sluice_machine::Profile;
 use sluice_ops::{Activation, Candidate, LogitsRows, Ops, OpsError, Phase, RecurrentState};
 use sluice_plan::{Workload, compute_format, resolve_kv_cache_format};
@@ -102,7 +103,8 @@ impl AutoregressiveRequest {
         let mut memory = SequenceMemory::new(&worker.ops, shape, capacity)?;
         worker.reuse_prefix(&request.prompt, &mut memory)?;
         let fork = worker.fork_for(shape, request.prompt.len(), memory.len());
-        let thinking = think(request, &mut memory);
+        let inference = worker.current_mut()?.planner.config.inference;
+        let thinking = think(request, inference, &mut memory);
         Ok(Self {
             continuation: Continuation::new(request.clone(), text, vocabulary),
             memory,
@@ -186,11 +188,14 @@ impl AutoregressiveRequest {
 }
 
 /// The inference of the latents that its model has; or sets them, where there is nothing to infer.
-fn think(request: &Generate, memory: &mut SequenceMemory) -> Option<PosteriorInference> {
-    let elements = memory.latent_elements();
-    let thinking = request.thinking.as_ref().filter(|_| elements > 0)?;
-    let prompt = request.prompt.len();
-    match PosteriorInference::begin(thinking, elements, prompt, request.seed) {
+fn think(
+    request: &Generate,
+    inference: Option<LatentInference>,
+    memory: &mut SequenceMemory,
+) -> Option<PosteriorInference> {
+    let (thinking, inference) = request.thinking.as_ref().zip(inference)?;
+    let sizes = (memory.latent_elements(), request.prompt.len());
+    match PosteriorInference::begin(thinking, &inference, sizes, request.seed) {
         Ok(inference) => Some(inference),
         Err(latents) => {
             memory.set_latents(latents);

@@ -6,13 +6,14 @@ use std::{
     time::Instant,
 };
 
+use sluice_checkpoint::family::LatentInference;
 use sluice_ops::Ops;
 
 use super::{autoregressive::AutoregressiveRequest, current_model::CurrentModel};
 use crate::{
     event::{PassCost, ThoughtReport},
     model::network::{Interrupt, LatentGradient, LatentText},
-    posterior::{FitOptions, LEARNING_RATE, Posterior, PosteriorFit, latent_noise},
+    posterior::{FitOptions, Posterior, PosteriorFit, latent_noise},
     request::Thinking,
 };
 
@@ -34,8 +35,9 @@ pub(super) struct PosteriorInference {
     /// The latents of the pass that comes, and their noise.
     z: Vec<f32>,
     noise: Vec<f32>,
-    /// The bound before each step.
-    bounds: Vec<f64>,
+    /// What is minimized, before each step.
+    objectives: Vec<f64>,
+    kl_weight: f64,
     started: Instant,
 }
 
@@ -43,8 +45,8 @@ impl PosteriorInference {
     /// Inference for a prompt of so many tokens, or the latents where there is nothing to infer.
     pub(super) fn begin(
         thinking: &Thinking,
-        elements: usize,
-        prompt: usize,
+        inference: &LatentInference,
+        (elements, prompt): (usize, usize),
         seed: u64,
     ) -> Result<Self, Vec<f32>> {
         // The first token is given, so one alone tells nothing.
@@ -52,15 +54,16 @@ impl PosteriorInference {
         let start = match &thinking.start {
             Some(start) => Posterior::clone(start),
             None if steps == 0 => Posterior::prior(elements),
-            None => Posterior::start(elements, seed),
+            None => Posterior::start(elements, inference.initial_log_variance, seed),
         };
         if steps == 0 {
             return Err(start.at(&latent_noise(elements, seed, WRITING_DRAW)));
         }
         let options = FitOptions {
             steps,
-            learning_rate: LEARNING_RATE,
+            learning_rate: inference.learning_rate,
             weight_decay: 0.0,
+            kl_weight: inference.kl_weight,
         };
         let mut all = Self {
             fit: PosteriorFit::new(start, options),
@@ -69,7 +72,8 @@ impl PosteriorInference {
             seed,
             z: Vec::new(),
             noise: Vec::new(),
-            bounds: Vec::new(),
+            objectives: Vec::new(),
+            kl_weight: inference.kl_weight,
             started: Instant::now(),
         };
         all.draw();
@@ -91,9 +95,9 @@ impl PosteriorInference {
         cost: &PassCost,
     ) -> (ThoughtReport, Option<Vec<f32>>) {
         let kl = self.fit.posterior.kl();
-        self.bounds.push(found.nll + kl);
+        self.objectives.push(found.nll + self.kl_weight * kl);
         let step = self.fit.steps();
-        let is_last = step == self.steps_max || is_plateau(&self.bounds);
+        let is_last = step == self.steps_max || is_plateau(&self.objectives);
         let returned = is_last && self.returns_posterior;
         let report = ThoughtReport {
             step,
