@@ -225,7 +225,7 @@ fn thinking(
     choice: Option<ThinkingChoice>,
     info: &ModelInfo,
     told: &mut Vec<v1::ResolvedSetting>,
-) -> Option<Thinking> {
+) -> Option<Box<Thinking>> {
     if choice.is_none() && info.inference.is_none() {
         return None;
     }
@@ -245,11 +245,11 @@ fn thinking(
             steps
         }
     };
-    Some(Thinking {
+    Some(Box::new(Thinking {
         steps,
         start,
         returns_posterior: returns_thoughts,
-    })
+    }))
 }
 
 /// Turns a checked estimate into the engine's. Tokenizing takes time: not for async code.

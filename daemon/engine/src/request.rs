@@ -62,7 +62,7 @@ pub struct Generate {
     /// Seed of all randomness.
     pub seed: u64,
     /// How a latent thought model comes to its latents; no other model has any.
-    pub thinking: Option<Thinking>,
+    pub thinking: Option<Box<Thinking>>,
 }
 
 /// How a latent thought model comes to the latents of a prompt.
@@ -200,6 +200,10 @@ impl PartialEq for InputSink {
 
 /// The work of a request.
 #[derive(Debug, Clone, PartialEq)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "there is one for each request, and most generate"
+)]
 pub enum Work {
     /// Fill a canvas.
     Generate(Generate),

@@ -45,14 +45,14 @@ impl BackwardRange {
 /// the head as keys and values. So one trip over the head is enough, with a running softmax (Milakov and Gimelshein,
 /// arXiv 1805.02867).
 pub struct CrossEntropy {
-    targets: Vec<u32>,
-    largest: Vec<f32>,
-    sums: Vec<f64>,
-    target_logits: Vec<f32>,
+    pub(crate) targets: Vec<u32>,
+    pub(crate) largest: Vec<f32>,
+    pub(crate) sums: Vec<f64>,
+    pub(crate) target_logits: Vec<f32>,
     /// For each row the head's rows weighted by `e^(logit − largest)`.
-    weighted: Activation,
+    pub(crate) weighted: Activation,
     /// For each row the head's row of its target.
-    own: Activation,
+    pub(crate) own: Activation,
 }
 
 fn on_cpu_alone() -> ! {
@@ -230,27 +230,6 @@ impl Ops {
         let losses = each
             .map(|((&largest, sum), &target)| f64::from(largest) + sum.ln() - f64::from(target));
         (losses.collect(), gradient)
-    }
-}
-
-impl CrossEntropy {
-    /// What the CPU's part of [`Ops::add_cross_entropy`] works on, by row.
-    pub(super) fn parts(
-        &mut self,
-    ) -> (
-        &[u32],
-        &mut [f32],
-        &mut [f64],
-        &mut [f32],
-        [&mut Activation; 2],
-    ) {
-        (
-            &self.targets,
-            &mut self.largest,
-            &mut self.sums,
-            &mut self.target_logits,
-            [&mut self.weighted, &mut self.own],
-        )
     }
 }
 

@@ -110,16 +110,16 @@ impl KvCache {
         }
     }
 
-    /// Where consecutive positions are, in their order: with a window they take turns.
-    pub(super) fn runs(&self, positions: Range<usize>) -> Vec<Range<usize>> {
+    /// Where consecutive positions are, in their order: with a window they take turns, and may be in two parts.
+    pub(super) fn runs(&self, positions: Range<usize>) -> [Range<usize>; 2] {
         if self.shape.window.is_none() || positions.is_empty() {
-            return vec![positions];
+            return [positions, 0..0];
         }
         let start = positions.start % self.capacity;
         let end = start + positions.len();
         match end.checked_sub(self.capacity) {
-            Some(over) if over > 0 => vec![start..self.capacity, 0..over],
-            _ => vec![start..end],
+            Some(over) if over > 0 => [start..self.capacity, 0..over],
+            _ => [start..end, 0..0],
         }
     }
 

@@ -394,13 +394,15 @@ pub fn fixture_samples(folder: &Path, options: EngineOptions) -> Result<Vec<Samp
         let z = latents(&tensors, &format!("generate.{name}.z"), prompts.len());
         let answers = request_of(case, model).map(|request| {
             // Latents as they are: a posterior that leaves them no room.
-            let thinking = z.first().map(|z| Thinking {
-                steps: 0,
-                start: Some(Arc::new(Posterior {
-                    mu: z.clone(),
-                    log_var: vec![-LOG_VAR_MAX; z.len()],
-                })),
-                returns_posterior: false,
+            let thinking = z.first().map(|z| {
+                Box::new(Thinking {
+                    steps: 0,
+                    start: Some(Arc::new(Posterior {
+                        mu: z.clone(),
+                        log_var: vec![-LOG_VAR_MAX; z.len()],
+                    })),
+                    returns_posterior: false,
+                })
             });
             let request = Generate {
                 thinking,

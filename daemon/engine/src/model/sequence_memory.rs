@@ -121,7 +121,7 @@ pub enum SequenceMemory {
     /// A state of fixed size.
     State(RecurrentState),
     /// Keys and values of the latest positions, and latents.
-    Latent(LatentMemory),
+    Latent(Box<LatentMemory>),
 }
 
 /// What a latent thought model keeps of a sequence.
@@ -141,12 +141,12 @@ impl SequenceMemory {
         Ok(match shape {
             SequenceShape::KvCache(shape) => Self::KvCache(ops.kv_cache(shape, capacity)?),
             SequenceShape::State(shape) => Self::State(ops.recurrent_state(shape)?),
-            SequenceShape::Latent(shape) => Self::Latent(LatentMemory {
+            SequenceShape::Latent(shape) => Self::Latent(Box::new(LatentMemory {
                 window: ops.kv_cache(shape.window, capacity)?,
                 latents: ops.kv_cache(shape.latent_cache(), shape.latents)?,
                 z: vec![0.0; shape.elements()],
                 shape,
-            }),
+            })),
         })
     }
 

@@ -20,9 +20,9 @@ use super::{
 use crate::{
     decode::autoregressive::{Continuation, share_rows},
     error::EngineError,
-    event::{Event, GenerationResult, PassCost},
+    event::{Event, GenerationResult, PassCost, ThoughtReport},
     model::{
-        network::{Interrupt, Sequence, VisibleKeys, acquire},
+        network::{Interrupt, LatentGradient, LatentText, Sequence, VisibleKeys, acquire},
         sequence_memory::{SequenceMemory, SequenceShape},
     },
     request::Generate,
@@ -31,14 +31,14 @@ use crate::{
 
 /// A request to an autoregressive model, and what is kept of its tokens.
 pub(super) struct AutoregressiveRequest {
-    pub(super) continuation: Continuation,
-    pub(super) memory: SequenceMemory,
+    continuation: Continuation,
+    memory: SequenceMemory,
     /// Of a model with latents: their inference, which comes first.
-    pub(super) thinking: Option<PosteriorInference>,
+    thinking: Option<PosteriorInference>,
     /// Where a state is to be kept once it has read all of the prompt but its last token, for other answers to it.
     fork: Option<RecurrentState>,
     /// Tokens of the prompt.
-    pub(super) prompt_len: usize,
+    prompt_len: usize,
     watch: WeightsWatch,
     notices: Vec<String>,
 }
@@ -156,6 +156,26 @@ impl AutoregressiveRequest {
             }
         }
         continuation.generated()
+    }
+
+    /// Whether its latents are yet to be inferred.
+    pub(super) fn is_thinking(&self) -> bool {
+        self.thinking.is_some()
+    }
+
+    /// Takes the result of a pass that was for its latents.
+    pub(super) fn take_thought(
+        &mut self,
+        found: &LatentGradient,
+        cost: &PassCost,
+    ) -> Option<ThoughtReport> {
+        let tokens = self.prompt_len - 1;
+        let (report, latents) = self.thinking.as_mut()?.take(found, tokens, cost);
+        if let Some(latents) = latents {
+            self.thinking = None;
+            self.memory.set_latents(latents);
+        }
+        Some(report)
     }
 
     /// Tokens that it has yet to read; none while it thinks.
@@ -294,6 +314,27 @@ pub(super) fn pass(
         .zip(chosen?)
         .map(|(&rows, candidate)| ReadRows { rows, candidate });
     Ok((reads.collect(), shares.iter().sum()))
+}
+
+/// A pass for latents: how likely the prompts of these requests are with theirs, and in which direction more so.
+pub(super) fn think_pass(
+    requests: &[&mut AutoregressiveRequest],
+    (ops, current): (&Ops, &CurrentModel),
+    cancel: &AtomicBool,
+) -> Result<(Vec<LatentGradient>, usize), Interrupt> {
+    let texts: Vec<_> = (requests.iter())
+        .filter_map(|request| {
+            let tokens = &request.continuation.sequence()[..request.prompt_len];
+            Some(LatentText {
+                tokens: &tokens[..tokens.len() - 1],
+                targets: &tokens[1..],
+                z: request.thinking.as_ref()?.z(),
+            })
+        })
+        .collect();
+    let rows = texts.iter().map(|text| text.tokens.len()).sum();
+    let found = (current.model).latent_gradients(ops, &current.weights, &texts, cancel)?;
+    Ok((found, rows))
 }
 
 /// Samples the next token of requests that have read all, from their logits.

@@ -19,7 +19,6 @@ use super::{
     autoregressive::{self, AutoregressiveRequest, WeightsWatch},
     contain::contained,
     pass_runner::PassRunner,
-    thinking,
     worker::Worker,
 };
 use crate::{
@@ -509,7 +508,7 @@ impl Batch<'_> {
             return Ok(());
         }
         let result = served.run(requests.len(), &mut |ops, current| {
-            thinking::pass(&requests, (ops, current), stop)
+            autoregressive::think_pass(&requests, (ops, current), stop)
         });
         tell(members, &served.take_notices());
         let (found, cost) = result?;

@@ -1,18 +1,12 @@
-//! Requests to latent thought models think before they write: the latents of a prompt are inferred in passes of their
-//! own, which requests share.
+//! The latents of a prompt, as they are inferred before a latent thought model writes.
 
-use std::{
-    sync::{Arc, atomic::AtomicBool},
-    time::Instant,
-};
+use std::{sync::Arc, time::Instant};
 
 use sluice_checkpoint::family::LatentInference;
-use sluice_ops::Ops;
 
-use super::{autoregressive::AutoregressiveRequest, current_model::CurrentModel};
 use crate::{
     event::{PassCost, ThoughtReport},
-    model::network::{Interrupt, LatentGradient, LatentText},
+    model::network::LatentGradient,
     posterior::{FitOptions, Posterior, PosteriorFit, latent_noise},
     request::Thinking,
 };
@@ -80,6 +74,11 @@ impl PosteriorInference {
         Ok(all)
     }
 
+    /// The latents of the pass that comes.
+    pub(super) fn z(&self) -> &[f32] {
+        &self.z
+    }
+
     /// Draws fresh noise for the pass that comes: what was fitted on noise has no bound with the same.
     fn draw(&mut self) {
         let elements = self.fit.posterior.mu.len();
@@ -88,7 +87,7 @@ impl PosteriorInference {
     }
 
     /// Takes the result of a pass: the report, and the latents to write with if no step follows.
-    fn take(
+    pub(super) fn take(
         &mut self,
         found: &LatentGradient,
         tokens: usize,
@@ -129,49 +128,6 @@ fn is_plateau(bounds: &[f64]) -> bool {
     let mean = |bounds: &[f64]| bounds.iter().sum::<f64>() / bounds.len() as f64;
     let (before, after) = bounds[recent..].split_at(PLATEAU_STEPS);
     mean(before) - mean(after) < PLATEAU_GAIN * mean(before).abs()
-}
-
-impl AutoregressiveRequest {
-    /// Whether its latents are yet to be inferred.
-    pub(super) fn is_thinking(&self) -> bool {
-        self.thinking.is_some()
-    }
-
-    /// Takes the result of a pass that was for its latents.
-    pub(super) fn take_thought(
-        &mut self,
-        found: &LatentGradient,
-        cost: &PassCost,
-    ) -> Option<ThoughtReport> {
-        let tokens = self.prompt_len - 1;
-        let (report, latents) = self.thinking.as_mut()?.take(found, tokens, cost);
-        if let Some(latents) = latents {
-            self.thinking = None;
-            self.memory.set_latents(latents);
-        }
-        Some(report)
-    }
-}
-
-/// Computes how likely the prompts of these requests are with their latents, and in which direction more so.
-pub(super) fn pass(
-    requests: &[&mut AutoregressiveRequest],
-    (ops, current): (&Ops, &CurrentModel),
-    cancel: &AtomicBool,
-) -> Result<(Vec<LatentGradient>, usize), Interrupt> {
-    let texts: Vec<_> = (requests.iter())
-        .filter_map(|request| {
-            let tokens = &request.continuation.sequence()[..request.prompt_len];
-            Some(LatentText {
-                tokens: &tokens[..tokens.len() - 1],
-                targets: &tokens[1..],
-                z: &request.thinking.as_ref()?.z,
-            })
-        })
-        .collect();
-    let rows = texts.iter().map(|text| text.tokens.len()).sum();
-    let found = (current.model).latent_gradients(ops, &current.weights, &texts, cancel)?;
-    Ok((found, rows))
 }
 
 #[cfg(test)]

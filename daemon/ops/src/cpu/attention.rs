@@ -394,7 +394,7 @@ impl<'a> RangeKeys<'a> {
             AttentionKeys::PassWindow { rows, window } => {
                 let pass = pass.expect("rows were checked");
                 let positions: Vec<usize> = (0..rows.len()).collect();
-                let runs = |own: Range<usize>| vec![rows.start + own.start..rows.start + own.end];
+                let runs = |own: Range<usize>| [rows.start + own.start..rows.start + own.end, 0..0];
                 return windowed(pass, runs, *window, range.queries.start, &positions);
             }
             AttentionKeys::Cached {
@@ -480,7 +480,7 @@ impl<'a> RangeKeys<'a> {
 /// where consecutive positions lie in the source.
 fn windowed<'a>(
     source: RowSource<'a>,
-    runs: impl Fn(Range<usize>) -> Vec<Range<usize>>,
+    runs: impl Fn(Range<usize>) -> [Range<usize>; 2],
     window: usize,
     start: usize,
     positions: &[usize],

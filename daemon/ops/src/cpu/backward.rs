@@ -42,9 +42,16 @@ impl CpuBackend {
         head: &Weight<'_>,
         first: usize,
     ) {
-        let (targets, largest, sums, target_logits, [weighted, own]) = all.parts();
+        let CrossEntropy {
+            targets,
+            largest,
+            sums,
+            target_logits,
+            weighted,
+            own,
+        } = all;
         self.run(|| {
-            let figures = (largest.par_iter_mut().zip(sums).zip(target_logits)).zip(targets);
+            let figures = (largest.par_iter_mut().zip(sums).zip(target_logits)).zip(&*targets);
             let rows = (weighted.par_rows_mut().zip(own.par_rows_mut())).zip(logits.par_rows_mut());
             rows.zip(figures).for_each(
                 |(((weighted, own), logits), (((largest, sum), target_logit), &target))| {
