@@ -113,8 +113,6 @@ fn latents(
 /// How latents are to be inferred, which `tools/train` writes; the reference's way where the file doesn't say.
 fn inference(keys: &ConfigKeys<'_>) -> Result<LatentInference, CheckpointError> {
     let usual = LatentInference::default();
-    let positive =
-        |key, usual: f64| Ok::<_, CheckpointError>(f64::from(keys.positive(key, usual as f32)?));
     let log_variance = match keys.0.get("posterior_initial_log_variance") {
         None | Some(Value::Null) => usual.initial_log_variance,
         Some(value) => value
@@ -132,9 +130,9 @@ fn inference(keys: &ConfigKeys<'_>) -> Result<LatentInference, CheckpointError> 
         steps: keys
             .optional_size("posterior_steps", STEPS_MAX)?
             .unwrap_or(usual.steps),
-        learning_rate: positive("posterior_learning_rate", usual.learning_rate)?,
+        learning_rate: keys.positive("posterior_learning_rate", usual.learning_rate)?,
         initial_log_variance: log_variance,
-        kl_weight: positive("posterior_kl_weight", usual.kl_weight)?,
+        kl_weight: keys.positive("posterior_kl_weight", usual.kl_weight)?,
     })
 }
 

@@ -55,9 +55,9 @@ impl PosteriorInference {
         }
         let options = FitOptions {
             steps,
-            learning_rate: inference.learning_rate,
+            learning_rate: inference.learning_rate.into(),
             weight_decay: 0.0,
-            kl_weight: inference.kl_weight,
+            kl_weight: inference.kl_weight.into(),
         };
         let mut all = Self {
             fit: PosteriorFit::new(start, options),
@@ -67,7 +67,7 @@ impl PosteriorInference {
             z: Vec::new(),
             noise: Vec::new(),
             objectives: Vec::new(),
-            kl_weight: inference.kl_weight,
+            kl_weight: inference.kl_weight.into(),
             started: Instant::now(),
         };
         all.draw();
