@@ -6,9 +6,9 @@ pub mod picture;
 use std::fmt::Write;
 
 use crate::{
-    checkpoint::Progress,
     judge::{Example, Judgement, Schedule, curve::Curve, report},
     objective::Objective,
+    progress::Progress,
     quantization::QuantizationOptions,
 };
 

@@ -10,17 +10,18 @@ use safetensors::{Dtype, tensor::TensorView};
 use serde_json::Value;
 
 use crate::{
-    config::ModelConfig, file, latent::LatentOptions, model::Model, vocabulary::Vocabulary,
-    weights_file::WeightFiles,
+    config::ModelConfig,
+    file,
+    latent::LatentOptions,
+    model::Model,
+    vocabulary::Vocabulary,
+    weights_file::{WEIGHTS_NAME, WeightFiles},
 };
 
 const CONFIG_NAME: &str = "config.json";
 
 /// The name of the tokenizer, in the folder and in that of a run.
 pub const TOKENIZER_NAME: &str = "tokenizer.json";
-
-/// The name of the weights in the folder.
-pub const WEIGHTS_NAME: &str = "model.safetensors";
 
 /// Writes the folder; files already there are replaced one by one, the weights as a whole. With how latents were learned in
 /// training, `config.json` says how to learn them, too.

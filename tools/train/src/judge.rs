@@ -28,8 +28,8 @@ use self::{
 };
 use crate::{
     corpus::{self, Message, Role, Sample, Split, Task},
-    export::WEIGHTS_NAME,
     random::Random,
+    weights_file::WEIGHTS_NAME,
 };
 
 /// How many answers a judgement keeps as they are: the first ones.

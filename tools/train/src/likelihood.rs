@@ -4,8 +4,6 @@
 //! 2502.09992, equation 14); it covers the whole canvas, padding included. For an autoregressive model it is exact. Both
 //! are divided by the number of answer tokens, the end of turn included.
 
-pub mod command;
-
 use anyhow::Result;
 use candle_core::{D, DType, Tensor};
 

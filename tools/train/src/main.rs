@@ -12,7 +12,7 @@ use clap::{Parser, Subcommand};
 use sluice_train::{
     card, checkpoint,
     corpus::{self, Split},
-    export, judge, latent, likelihood, prior, training_command,
+    export, judge, likelihood_command, posteriors_command, prior, training_command,
     vocabulary::Vocabulary,
 };
 
@@ -41,9 +41,9 @@ enum Command {
         output: PathBuf,
     },
     /// Measure how likely the held-out half of the language is to a model, and what a level loses of it.
-    Likelihood(likelihood::command::Arguments),
+    Likelihood(likelihood_command::Arguments),
     /// Store the posteriors of training texts of a latent thought model.
-    Posteriors(latent::posteriors::Arguments),
+    Posteriors(posteriors_command::Arguments),
     /// Train a prior of latents on stored posteriors, and put it into the folder of their model.
     Prior(prior::command::Arguments),
     /// Answer held-out requests with the engine and judge the answers.
@@ -93,8 +93,8 @@ fn main() -> Result<()> {
                 state.progress.latent.as_ref(),
             )
         }
-        Command::Likelihood(arguments) => likelihood::command::run(&arguments, threads),
-        Command::Posteriors(arguments) => latent::posteriors::run(&arguments, threads),
+        Command::Likelihood(arguments) => likelihood_command::run(&arguments, threads),
+        Command::Posteriors(arguments) => posteriors_command::run(&arguments, threads),
         Command::Prior(arguments) => prior::command::run(&arguments, threads),
         Command::Judge(arguments) => judge::command::run(&arguments, threads),
         Command::Card(arguments) => card::command::run(&arguments, threads),

@@ -5,6 +5,7 @@
 //! gradient). On other devices the elementary form is what runs, and the tests compare each operation and its gradient
 //! with it.
 
+mod activation;
 mod attention;
 mod elementary;
 mod elementwise;
@@ -16,13 +17,16 @@ mod numeric;
 mod pack;
 mod recurrence;
 mod rotary;
+mod rwkv7;
+mod span;
 
+pub use activation::Activation;
 pub use attention::{attention, cross_attention, windowed_attention};
 pub use elementwise::{gated, rms_norm, rotate};
 pub use keys::{bonus, rated_key, unit_key};
 pub use linear::linear;
 pub use loss::{cross_entropy, divergence};
-pub use mix::{Activation, activate, group_norm, token_shift};
+pub use mix::{activate, group_norm, token_shift};
 pub use pack::Pack;
 pub use recurrence::recurrence;
 pub use rotary::rotate_pairs;

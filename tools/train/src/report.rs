@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{checkpoint::Progress, log::Entry, memory::Memory, schedule};
+use crate::{log::Entry, memory::Memory, progress::Progress, schedule};
 
 /// The result of a step.
 #[derive(Debug, Clone, Copy, PartialEq)]

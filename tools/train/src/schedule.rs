@@ -2,7 +2,7 @@
 
 use std::f64::consts::PI;
 
-use crate::checkpoint::Progress;
+use crate::progress::Progress;
 
 /// The learning rate of the part with rounded weights, relative to the usual one: weights are to move to better places
 /// of the grid, not to learn anew.
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
     use crate::{
         batch::BatchOptions, config::TransformerConfig, objective::Objective,
-        optimizer::OptimizerOptions, quantization::QuantizationOptions, step::Precision,
+        optimizer::OptimizerOptions, precision::Precision, quantization::QuantizationOptions,
     };
 
     fn progress(step: u64, share: Option<f64>) -> Progress {

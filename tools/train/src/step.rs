@@ -1,31 +1,18 @@
 //! Loss and gradients of a step, spread over threads by its parts.
 
 use anyhow::{Context as _, Result};
-use clap::ValueEnum;
-use serde::{Deserialize, Serialize};
 
 use crate::{
     batch::{Batch, Part},
-    checkpoint::Progress,
     config::ModelConfig,
     gradient::{self, Distillation},
     latent::{self, LatentOptions},
     model::{Context, Model},
     parallel,
+    progress::Progress,
     random::Random,
     schedule,
 };
-
-/// What passes compute from and keep. Master weights, gradients and sums are f32 either way.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum Precision {
-    /// f32 everywhere.
-    #[default]
-    F32,
-    /// Weights rounded to BF16, and BF16 kept of a pass (mixed precision).
-    Bf16,
-}
 
 /// What a step is computed from, besides its data.
 pub struct Step<'a> {

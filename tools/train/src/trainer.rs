@@ -16,7 +16,7 @@ use candle_core::Device;
 use crate::{
     auto_batch,
     batch::{Batch, BatchOptions},
-    checkpoint::{self, Progress, State},
+    checkpoint::{self, State},
     config::ModelConfig,
     export,
     gradient::Distillation,
@@ -27,10 +27,12 @@ use crate::{
     log::Log,
     model::Model,
     optimizer::{Optimizer, OptimizerOptions},
+    precision::Precision,
+    progress::Progress,
     quantization::{QuantizationOptions, Rounding},
     report::{self, StepReport, Window},
     schedule::{self, Phase},
-    step::{Precision, Step, Sums},
+    step::{Step, Sums},
     text::Data,
 };
 

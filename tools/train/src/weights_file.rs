@@ -7,7 +7,8 @@ use half::{bf16, f16};
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 
-use crate::export::WEIGHTS_NAME;
+/// The name of the weights in a folder; with an index its name begins so.
+pub const WEIGHTS_NAME: &str = "model.safetensors";
 
 /// The files, read whole: what is trained fits into memory several times.
 pub struct WeightFiles {

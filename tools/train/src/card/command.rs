@@ -17,6 +17,7 @@ use crate::{
     objective::Objective,
     quantization::Rounding,
     vocabulary::Vocabulary,
+    weights_file::WEIGHTS_NAME,
 };
 
 /// What `sluice-train card` takes.
@@ -54,7 +55,7 @@ pub fn run(arguments: &Arguments, threads: usize) -> Result<()> {
     let judgement: Judgement = read(&arguments.judgement)?;
     let curve: Curve = read(&arguments.curve)?;
     // A card about another model than the one it lies beside is worse than none.
-    let path = folder.join(export::WEIGHTS_NAME);
+    let path = folder.join(WEIGHTS_NAME);
     let exported = fs::read(&path).with_context(|| format!("read {}", path.display()))?;
     ensure!(
         exported == export::weights(&model)?,

@@ -7,7 +7,7 @@ use crate::{
     judge::{GapScores, Scores, Settings, Turn, curve::Row, rate::Rate},
     log::Entry,
     optimizer::OptimizerOptions,
-    step::Precision,
+    precision::Precision,
 };
 
 fn run(objective: Objective, held_out: f64) -> Run {

@@ -1,13 +1,12 @@
 //! Multi-head attention within each sequence of a pack. The gradient computes the probabilities again instead of
 //! keeping them: at the lengths used here that is a tenth of the work and saves most of the memory.
 
-use std::ops::Range;
-
 use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Tensor};
 
 use super::{
     Matrix, Pack, elementary, gradient, multiply,
     numeric::{exp, largest, sum, sum_of},
+    span::Span,
     values, with_values,
 };
 
@@ -73,23 +72,6 @@ fn attend(
         span,
     };
     query.apply_op3(key, value, operation)
-}
-
-/// The keys of its sequence that a position sees.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Span {
-    All,
-    /// Itself and those before it, so many in all.
-    Before(usize),
-}
-
-impl Span {
-    pub(super) fn keys(self, position: usize, length: usize) -> Range<usize> {
-        match self {
-            Self::All => 0..length,
-            Self::Before(window) => (position + 1).saturating_sub(window)..position + 1,
-        }
-    }
 }
 
 struct Attention {

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use candle_core::{D, DType, Result, Tensor};
 
-use super::{Pack, attention::Span};
+use super::{Pack, span::Span};
 
 pub(super) use self::rwkv7::{
     activate, bonus, group_norm, rated_key, recurrence, token_shift, unit_key,

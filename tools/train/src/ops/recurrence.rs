@@ -10,13 +10,10 @@ use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
 use super::{
     Pack, elementary, gradient,
     numeric::{exp, sigmoid},
+    rwkv7::{FASTEST_DECAY, WIDTH},
     values, with_values,
 };
 
-/// Channels of a head.
-const WIDTH: usize = 64;
-/// e^(−1/2): the fastest decay of a step, as a logarithm.
-pub(super) const FASTEST_DECAY: f32 = 0.606_530_66;
 /// Elements that are summed side by side.
 const LANES: usize = 16;
 

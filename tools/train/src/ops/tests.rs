@@ -5,9 +5,9 @@ use std::sync::Arc;
 use candle_core::{Device, Result, Tensor, Var};
 
 use super::{
-    Activation, Pack, activate, attention, attention::Span, bonus, cross_attention, cross_entropy,
-    divergence, elementary, gated, group_norm, linear, rated_key, recurrence, rms_norm, rotate,
-    rotate_pairs, token_shift, unit_key, windowed_attention,
+    Activation, Pack, activate, attention, bonus, cross_attention, cross_entropy, divergence,
+    elementary, gated, group_norm, linear, rated_key, recurrence, rms_norm, rotate, rotate_pairs,
+    span::Span, token_shift, unit_key, windowed_attention,
 };
 use crate::random::Random;
 

@@ -12,7 +12,7 @@ use sluice_train::{
     likelihood::LikelihoodOptions,
     model::Model,
     objective::Objective,
-    step::Precision,
+    precision::Precision,
     trainer::{TrainOptions, Trainer},
     weights_file::WeightFiles,
 };

@@ -8,7 +8,7 @@ use sluice_train::{
     config::TransformerConfig,
     objective::Objective,
     optimizer::OptimizerOptions,
-    step::Precision,
+    precision::Precision,
     trainer::{TrainOptions, Trainer},
     vocabulary::Vocabulary,
 };

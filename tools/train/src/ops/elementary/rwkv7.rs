@@ -2,10 +2,11 @@
 
 use candle_core::{D, Result, Tensor};
 
-use crate::ops::{Pack, mix::Activation, recurrence::FASTEST_DECAY};
-
-/// Channels of a head.
-const WIDTH: usize = 64;
+use crate::ops::{
+    Pack,
+    activation::Activation,
+    rwkv7::{FASTEST_DECAY, WIDTH},
+};
 
 /// [`crate::ops::group_norm`], from candle's elementary operations.
 pub(crate) fn group_norm(

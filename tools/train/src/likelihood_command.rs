@@ -7,12 +7,12 @@ use candle_core::Device;
 use clap::Args;
 use sluice_shared::level::Level;
 
-use super::{LikelihoodOptions, compare, negative_log_likelihood};
 use crate::{
     checkpoint,
     config::ModelConfig,
     export,
     latent::{LatentOptions, bound},
+    likelihood::{LikelihoodOptions, compare, negative_log_likelihood},
     model::Model,
     quantization::Rounding,
     text::{Data, TextOptions, TokenFile},
