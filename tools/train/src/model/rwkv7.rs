@@ -215,7 +215,7 @@ impl Layer {
         }
         let rate = self.rate.gate(&shift(4)?, None, Activation::Sigmoid)?;
         let gate = self.gate.project(&shift(5)?, Some(Activation::Sigmoid))?;
-        let forgotten = ops::unit_key(&key, &self.forget_weight, heads)?;
+        let forgotten = ops::normed_key(&key, &self.forget_weight, heads)?;
         let key = ops::rated_key(&key, &rate, &self.rate_weight)?;
         let inputs = Tensor::stack(&[&query, &decay, &key, &value, &forgotten, &rate], 0)?;
         let answer = ops::recurrence(&inputs, pack)?;

@@ -10,7 +10,7 @@ use candle_core::{D, DType, Result, Tensor};
 use super::{Pack, span::Span};
 
 pub(super) use self::rwkv7::{
-    activate, bonus, group_norm, rated_key, recurrence, token_shift, unit_key,
+    activate, bonus, group_norm, rated_key, recurrence, token_shift, normed_key,
 };
 
 /// [`super::linear`], from candle's matmul.

@@ -9,20 +9,20 @@ use super::{elementary, gradient, numeric::sum_of, values, with_values};
 const LENGTH_MIN: f32 = 1e-12;
 
 /// The direction of each head of `key` ∘ `weight`: `[rows, width]`.
-pub fn unit_key(key: &Tensor, weight: &Tensor, heads: usize) -> Result<Tensor> {
+pub fn normed_key(key: &Tensor, weight: &Tensor, heads: usize) -> Result<Tensor> {
     if !key.device().is_cpu() {
-        return elementary::unit_key(key, weight, heads);
+        return elementary::normed_key(key, weight, heads);
     }
-    key.apply_op2(weight, UnitKey { heads })
+    key.apply_op2(weight, NormedKey { heads })
 }
 
-struct UnitKey {
+struct NormedKey {
     heads: usize,
 }
 
-impl CustomOp2 for UnitKey {
+impl CustomOp2 for NormedKey {
     fn name(&self) -> &'static str {
-        "unit_key"
+        "normed_key"
     }
 
     fn cpu_fwd(

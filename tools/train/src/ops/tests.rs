@@ -7,7 +7,7 @@ use candle_core::{Device, Result, Tensor, Var};
 use super::{
     Activation, Pack, activate, attention, bonus, cross_attention, cross_entropy, divergence,
     elementary, gated, group_norm, linear, rated_key, recurrence, rms_norm, rotate, rotate_pairs,
-    span::Span, token_shift, unit_key, windowed_attention,
+    span::Span, token_shift, normed_key, windowed_attention,
 };
 use crate::random::Random;
 
@@ -218,8 +218,8 @@ fn keys_and_the_bonus_are_those_of_their_heads() {
     let weight = variable(3, &[WIDTH]);
     assert_same(
         &[&key, &weight],
-        || unit_key(&key, &weight, HEADS),
-        || elementary::unit_key(&key, &weight, HEADS),
+        || normed_key(&key, &weight, HEADS),
+        || elementary::normed_key(&key, &weight, HEADS),
     );
     assert_same(
         &[&key, &rate, &weight],
@@ -245,7 +245,7 @@ fn the_recurrence_begins_anew_with_each_sequence() {
     let inputs = || {
         let part = |index: usize| raw.get(index);
         let rate = part(5)?.tanh()?.sqr()?;
-        let unit = unit_key(
+        let unit = normed_key(
             &part(4)?,
             &Tensor::ones(128, candle_core::DType::F32, &Device::Cpu)?,
             2,

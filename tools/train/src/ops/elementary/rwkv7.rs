@@ -59,8 +59,8 @@ pub(crate) fn activate(
     }
 }
 
-/// [`crate::ops::unit_key`], from candle's elementary operations.
-pub(crate) fn unit_key(key: &Tensor, weight: &Tensor, heads: usize) -> Result<Tensor> {
+/// [`crate::ops::normed_key`], from candle's elementary operations.
+pub(crate) fn normed_key(key: &Tensor, weight: &Tensor, heads: usize) -> Result<Tensor> {
     let (rows, width) = key.dims2()?;
     let key = key
         .broadcast_mul(weight)?
