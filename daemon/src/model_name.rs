@@ -38,7 +38,7 @@ impl ModelName {
         let extension = path.extension().and_then(|extension| extension.to_str());
         let name = match extension {
             Some("safetensors") => path.parent().unwrap_or(path).file_name(),
-            Some("gguf" | "sluice") => path.file_stem(),
+            Some("gguf" | "pth" | "sluice") => path.file_stem(),
             _ => path.file_name(),
         };
         let name = name.unwrap_or(path.as_os_str());
@@ -106,6 +106,8 @@ mod tests {
         assert_eq!(ModelName::at(file).path.as_deref(), Some(file));
         let gguf = Path::new("/m/llada-8b.q4_k_m.gguf");
         assert_eq!(ModelName::at(gguf).name, "llada-8b.q4_k_m");
+        let pth = Path::new("/m/rwkv7-g1-0.4b.pth");
+        assert_eq!(ModelName::at(pth).name, "rwkv7-g1-0.4b");
         let coded = Path::new("/m/llada-8b.sluice");
         assert_eq!(ModelName::at(coded).name, "llada-8b");
         assert_eq!(ModelName::at(Path::new("/")).name, "/");

@@ -176,7 +176,7 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
 }
 
 /// Variants that [`name`] knows.
-const VARIANTS: usize = 189;
+const VARIANTS: usize = 194;
 
 /// An example of each variant with its code; of `Io`, one of each kind that matters.
 async fn all() -> Vec<(Failure, Code)> {

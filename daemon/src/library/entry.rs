@@ -11,7 +11,7 @@ use sluice_proto::v1;
 use sluice_shared::compression::is_container_path;
 
 use super::{
-    inspect::is_gguf,
+    inspect::is_whole_model,
     is_hidden,
     model_files::{self, ModelFiles},
 };
@@ -205,7 +205,7 @@ pub(super) fn files(folder: &Path) -> Vec<PathBuf> {
         .take(FOLDERS_MAX)
         .flatten()
         .map(|entry| entry.path())
-        .filter(|path| is_gguf(path) || is_container_path(path))
+        .filter(|path| is_whole_model(path) || is_container_path(path))
         .collect();
     files.sort_unstable();
     files

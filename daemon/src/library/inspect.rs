@@ -79,7 +79,7 @@ pub(crate) fn inspect(
     let container = compression::container_of(&model.source()).ok().flatten();
     // A folder with a .sluice file in it is that file.
     let container_file = (container.as_ref()).map(|container| Path::new(container.path()));
-    let file = path.filter(|path| is_gguf(path)).or(container_file);
+    let file = path.filter(|path| is_whole_model(path)).or(container_file);
     let groups = match (folder, file) {
         (Some(folder), None) => {
             answer.facts = facts_of(folder);
@@ -254,9 +254,10 @@ fn facts_of(folder: &Path) -> Vec<v1::CheckpointFact> {
     facts.0
 }
 
-pub(super) fn is_gguf(path: &Path) -> bool {
+/// Whether a file of this name is a whole model, apart from compressed ones.
+pub(super) fn is_whole_model(path: &Path) -> bool {
     path.extension()
-        .is_some_and(|extension| extension == "gguf")
+        .is_some_and(|extension| extension == "gguf" || extension == "pth")
 }
 
 /// Facts of a checkpoint. For a single file in a folder, files beside it count only if its download brought them: others may
@@ -446,6 +447,25 @@ mod tests {
         bytes.extend(0_u64.to_le_bytes());
         bytes.resize(bytes.len().next_multiple_of(32) + 8 * 4 * 4, 0);
         bytes
+    }
+
+    #[test]
+    fn a_file_of_pytorch_is_described_by_its_tensors() {
+        let file =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("engine/tests/fixtures/rwkv7-tiny/rwkv.pth");
+        let answer = inspect(
+            &ModelName::at(&file),
+            v1::Model::default(),
+            Err(EngineError::NoModel),
+            PlanSettings::default(),
+            0,
+            |_| None,
+        );
+        let model = answer.model.unwrap();
+        assert_eq!(
+            (model.parameters, &model.family[..]),
+            (Some(498_816), "rwkv7")
+        );
     }
 
     #[test]

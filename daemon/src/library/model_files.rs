@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
+    ffi::OsStr,
     fs::{self, File},
     io::Read,
     path::{Path, PathBuf},
@@ -65,9 +66,11 @@ impl ModelFiles {
     pub(super) fn of_file(file: &Path) -> Self {
         Self {
             disk_bytes: fs::metadata(file).map_or(0, |facts| facts.len()),
-            file_format: match is_container_path(file) {
-                true => v1::FileFormat::Sluice,
-                false => v1::FileFormat::Gguf,
+            file_format: match file.extension().and_then(OsStr::to_str) {
+                _ if is_container_path(file) => v1::FileFormat::Sluice,
+                Some("gguf") => v1::FileFormat::Gguf,
+                // PyTorch's have no name in the schema.
+                _ => v1::FileFormat::Unspecified,
             },
             family: String::new(),
         }

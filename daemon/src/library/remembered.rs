@@ -9,7 +9,7 @@ use std::{
 use super::{
     Library,
     entry::{EntryOrigin, ModelEntry},
-    inspect::is_gguf,
+    inspect::is_whole_model,
     model_files::ModelFiles,
     real,
 };
@@ -110,5 +110,5 @@ fn only_file(folder: &Path) -> Option<ModelFiles> {
 }
 
 fn is_model_file(path: &Path) -> bool {
-    is_gguf(path) || sluice_shared::compression::is_container_path(path)
+    is_whole_model(path) || sluice_shared::compression::is_container_path(path)
 }
