@@ -103,11 +103,11 @@ pub struct LatentInference {
     /// Steps of AdamW.
     pub steps: usize,
     /// Learning rate of the first step.
-    pub learning_rate: f64,
+    pub learning_rate: f32,
     /// Where log variances begin.
     pub initial_log_variance: f32,
     /// What the KL divergence from the prior counts in each step. A bound always has all of it.
-    pub kl_weight: f64,
+    pub kl_weight: f32,
 }
 
 impl Default for LatentInference {

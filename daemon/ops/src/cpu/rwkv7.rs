@@ -1,9 +1,8 @@
 //! RWKV-7's operations on the CPU.
 //!
 //! A head's recurrence goes through its tokens one by one, for some of its value channels at a time: their part of the
-//! state, a row for each key channel, stays in the first cache while a run of tokens passes. That leaves a fifth of the
-//! multiplications of a time-mix layer to something else than matmuls. The form in matmuls (a chunk's tokens by
-//! triangular systems) was measured beside it, and takes longer (docs/rwkv7.md).
+//! state, a row for each key channel, stays in the first cache while a run of tokens passes.
+//! Most of a layer's arithmetic is in its projections, which are matmuls over all tokens of a pass.
 
 use std::ops::Range;
 
