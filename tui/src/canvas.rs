@@ -99,6 +99,12 @@ impl Canvas {
         }
     }
 
+    /// Whether the request has thought, and written nothing.
+    #[must_use]
+    pub fn has_only_thought(&self) -> bool {
+        !self.thoughts.is_empty() && self.pass.is_none() && self.blocks.is_empty()
+    }
+
     /// Whether no further events will come.
     #[must_use]
     pub fn has_ended(&self) -> bool {

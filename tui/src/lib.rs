@@ -24,6 +24,7 @@ pub mod plans;
 pub mod record;
 pub mod settings;
 pub mod text;
+pub mod thinking;
 pub mod user_folders;
 
 use std::{ffi::OsString, process::ExitCode};

@@ -22,6 +22,7 @@ use crate::{
     live::Live,
     operations,
     output::{Failure, ProgressLine, StandardOutput, dim},
+    thinking,
 };
 
 /// How long an interrupted client waits for the daemon to confirm the cancellation. The end of
@@ -161,7 +162,7 @@ async fn show(
         match &kind {
             Event::Loading(loading) if !json => waiting.show(&coming(loading)),
             Event::Thought(thought) if !json && !thought.is_last => {
-                waiting.show(&thoughts::step(thought));
+                waiting.show(&thinking::step(thought));
             }
             _ => waiting.clear(),
         }
@@ -227,7 +228,7 @@ fn talk(kind: &Event) -> Vec<String> {
             warnings.map(|text| format!("warning: {text}")).collect()
         }
         Event::Notice(notice) => vec![format!("note: {}", notice.text)],
-        Event::Thought(thought) if thought.is_last => vec![thoughts::last(thought)],
+        Event::Thought(thought) if thought.is_last => vec![thinking::last(thought)],
         _ => Vec::new(),
     }
 }

@@ -1,4 +1,4 @@
-//! A latent thought model's thoughts: how inference gets on, and the file that they are saved in and given back from.
+//! A latent thought model's thoughts: the file that they are saved in and given back from.
 //!
 //! The file is a safetensors file with the tensors `mu` and `log_var` in `f32`, each of [layers, latents of a layer, hidden
 //! size], so that other programs can read and change it.
@@ -11,7 +11,7 @@ use std::{
 };
 
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
-use sluice_proto::v1::{GenerationThought, Thoughts};
+use sluice_proto::v1::Thoughts;
 use sluice_shared::units;
 
 use crate::output::Failure;
@@ -126,41 +126,6 @@ fn serialized(thoughts: &Thoughts) -> Result<Vec<u8>, safetensors::SafeTensorErr
     let views: Vec<_> = views.collect::<Result<_, safetensors::SafeTensorError>>()?;
     let format = HashMap::from([("format".to_owned(), "sluice thoughts".to_owned())]);
     safetensors::serialize(views, Some(format))
-}
-
-/// The bound of a step, by token.
-fn bound(thought: &GenerationThought) -> String {
-    let each = |nats: f64| nats / f64::from(thought.tokens.max(1));
-    format!(
-        "bound {:.3} nats a token (text {:.3}, thoughts {:.3})",
-        each(thought.nll + thought.kl),
-        each(thought.nll),
-        each(thought.kl)
-    )
-}
-
-/// The progress line of a step of inference.
-pub(super) fn step(thought: &GenerationThought) -> String {
-    format!(
-        "thinking: step {} of {}, {}",
-        thought.step,
-        thought.steps_max,
-        bound(thought)
-    )
-}
-
-/// The line that tells how inference ended.
-pub(super) fn last(thought: &GenerationThought) -> String {
-    let settled = match thought.step < thought.steps_max {
-        true => ", where the bound no longer falls",
-        false => "",
-    };
-    format!(
-        "thought for {} steps{settled}, {}: {}",
-        thought.step,
-        units::duration_ms(thought.elapsed_ms),
-        bound(thought)
-    )
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use super::line::EditLine;
 use crate::cli::{Cli, Command, Generate};
 
 /// Flags that the form has, in its order.
-pub const NAMES: [&str; 20] = [
+pub const NAMES: [&str; 21] = [
     "length",
     "preset",
     "policy",
@@ -36,6 +36,7 @@ pub const NAMES: [&str; 20] = [
     "top-p",
     "min-p",
     "repetition-penalty",
+    THINK,
     "stop",
     "system",
 ];
@@ -61,6 +62,9 @@ const KINDS: [(&str, ModelKind); 14] = [
 ];
 /// The one field that a request cannot have beside those of masked diffusion models.
 const STOP: &str = "stop";
+/// The field that only models with latents accept, and their family.
+const THINK: &str = "think";
+const LATENT_FAMILY: &str = "ltm";
 
 /// The kind of model that a field is limited to; `None` if every kind accepts it.
 fn kind_of(name: &str) -> Option<ModelKind> {
@@ -300,7 +304,12 @@ fn in_a_line(error: &str) -> String {
 /// Why the loaded model does not accept a field; `None` if it does or the model is not known.
 #[must_use]
 pub fn unfit(field: &OptionField, shape: Option<&ModelShape>) -> Option<&'static str> {
-    match (shape?.kind(), kind_of(field.name)?) {
+    let shape = shape?;
+    if field.name == THINK {
+        let has_latents = shape.family.is_empty() || shape.family == LATENT_FAMILY;
+        return (!has_latents).then_some("only latent thought models (ltm) support it");
+    }
+    match (shape.kind(), kind_of(field.name)?) {
         (ModelKind::Autoregressive, ModelKind::MaskedDiffusion) => {
             Some("the loaded model is autoregressive: it decodes one token per pass")
         }
@@ -385,7 +394,16 @@ mod tests {
 
     /// Flags of `sluice generate` that say what goes in and comes out, not how; and one that is a temperature of 0 and a penalty
     /// of 1 in the form.
-    const LEFT_OUT: [&str; 6] = ["tokens", "raw", "pin", "json", "help", "greedy"];
+    const LEFT_OUT: [&str; 8] = [
+        "tokens",
+        "raw",
+        "pin",
+        "thoughts",
+        "save-thoughts",
+        "json",
+        "help",
+        "greedy",
+    ];
 
     fn field(name: &str) -> &'static OptionField {
         let field = FIELDS.iter().find(|field| field.name == name);
@@ -454,6 +472,17 @@ mod tests {
     }
 
     #[test]
+    fn steps_of_thinking_are_in_the_request() {
+        let mut options = RequestOptions::default();
+        options.set("think", "0").unwrap();
+        let mut request = GenerateRequest::default();
+        options.apply(ModelKind::Autoregressive, &mut request);
+        assert_eq!(request.thinking.expect("set").steps, Some(0));
+        assert!(options.set("think", "-1").is_err());
+        assert_eq!(options.flags().as_deref(), Some("--think 0"));
+    }
+
+    #[test]
     fn wrong_values_are_explained_in_one_line_and_not_taken() {
         let mut options = RequestOptions::default();
         for (name, value, words) in [
@@ -499,9 +528,16 @@ mod tests {
         assert!(unfit(field("policy"), Some(&masked)).is_none());
         assert!(unfit(field("policy"), None).is_none());
         let unknown = ModelShape::default();
-        for name in ["policy", "top-k"] {
+        for name in ["policy", "top-k", "think"] {
             assert!(unfit(field(name), Some(&unknown)).is_none(), "{name}");
         }
+        let of_family = |family: &str| ModelShape {
+            family: family.into(),
+            ..causal.clone()
+        };
+        assert!(unfit(field("think"), Some(&of_family("llama"))).is_some());
+        assert!(unfit(field("think"), Some(&of_family("ltm"))).is_none());
+        assert!(unfit(field("policy"), Some(&of_family("ltm"))).is_some());
     }
 
     #[test]

@@ -14,11 +14,11 @@ use ratatui::{Terminal, backend::TestBackend};
 use sluice_proto::v1::{
     self, CanvasToken, CommitPolicy, Compression, DaemonState, DaemonStatus, DeviceKind,
     DeviceStatus, DiffusionOptions, Dtype, FinishReason, GenerationBlock, GenerationDone,
-    GenerationPass, GenerationQueued, GenerationStarted, GpuStatus, HostStatus, LayerStatus,
-    MemoryKind, MemoryUse, Model, ModelKind, ModelShape, ModelState, Operation, OperationKind,
-    OperationState, PassPhases, PassStatistics, Plan, PlannedMemory, QueueStatus, RequestTotals,
-    SettingsStatus, Snapshot, Tier, TokenState, WeightFormat, WeightGroupKind, WeightGroupStatus,
-    Workload, generation_event::Event as WireEvent,
+    GenerationPass, GenerationQueued, GenerationStarted, GenerationThought, GpuStatus, HostStatus,
+    LayerStatus, MemoryKind, MemoryUse, Model, ModelKind, ModelShape, ModelState, Operation,
+    OperationKind, OperationState, PassPhases, PassStatistics, Plan, PlannedMemory, QueueStatus,
+    RequestTotals, SettingsStatus, Snapshot, Tier, TokenState, WeightFormat, WeightGroupKind,
+    WeightGroupStatus, Workload, generation_event::Event as WireEvent,
 };
 use sluice_shared::{
     level::Level,

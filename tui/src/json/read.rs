@@ -113,6 +113,8 @@ impl<R: BufRead> Events<R> {
 pub struct RunBounds {
     /// Positions of blocks that are done, since the last `Queued`.
     positions: usize,
+    /// Steps of inference, since the last `Queued`.
+    thoughts: usize,
 }
 
 impl RunBounds {
@@ -122,7 +124,7 @@ impl RunBounds {
     /// What exceeds [`POSITIONS_MAX`].
     pub fn count(&mut self, kind: &Event) -> Result<(), String> {
         match kind {
-            Event::Queued(_) => self.positions = 0,
+            Event::Queued(_) => *self = Self::default(),
             Event::Started(started) => {
                 at_most("length", started.length as usize)?;
                 tokens_at_most(&started.pinned)?;
@@ -134,7 +136,11 @@ impl RunBounds {
                 tokens_at_most(&done.tokens)?;
             }
             Event::Done(done) => at_most("tokens", done.token_ids.len())?,
-            Event::Notice(_) | Event::Loading(_) | Event::Thought(_) => {}
+            Event::Thought(_) => {
+                self.thoughts += 1;
+                at_most("steps of inference", self.thoughts)?;
+            }
+            Event::Notice(_) | Event::Loading(_) => {}
         }
         Ok(())
     }
@@ -539,7 +545,7 @@ mod tests {
 
     #[test]
     fn what_is_not_known_is_skipped() {
-        let text = "{\"event\":\"thought\",\"about\":[1]}\n\n\
+        let text = "{\"event\":\"dream\",\"about\":[1]}\n\n\
             {\"event\":\"notice\",\"text\":\"x\",\"mood\":3}\r\n";
         let kinds = read(text.as_bytes()).unwrap();
         let notice = GenerationNotice {

@@ -164,6 +164,20 @@ mod tests {
     }
 
     #[test]
+    fn steps_of_thinking_are_set_and_dropped() {
+        let mut base = Flags::default();
+        base.decoding.details.think = Some(8);
+        let mut choices = ChatChoices::new(base);
+        let steps = |choices: &ChatChoices| request(choices).thinking.and_then(|t| t.steps);
+        assert_eq!(steps(&choices), Some(8));
+        choices.set("think", Some("0")).unwrap();
+        assert_eq!(steps(&choices), Some(0));
+        choices.set("think", Some("default")).unwrap();
+        assert_eq!(steps(&choices), Some(8));
+        assert!(choices.set("think", Some("deeply")).is_err());
+    }
+
+    #[test]
     fn a_switch_is_set_and_stays_as_the_command_line_had_it() {
         let mut choices = ChatChoices::default();
         choices.set("greedy", Some("on")).unwrap();

@@ -39,6 +39,11 @@ pub(super) const COMMANDS: &[(&str, &str, &str)] = &[
         "KEY VALUE",
         "a flag of `sluice chat`, such as temperature 0.7; \"default\" drops it",
     ),
+    (
+        "/think",
+        "N",
+        "latent thought models: most steps of inference before an answer; as /set think N",
+    ),
     ("/retry", "", "asks the last prompt again"),
     (
         "/save",
@@ -57,7 +62,7 @@ pub(super) fn help() -> String {
         let head = format!("{command} {argument}");
         help += &format!("{head:<16} {about}\n");
     }
-    help + "Without an argument, /system, /model and /set show what is in force.\n\
+    help + "Without an argument, /system, /model, /set and /think show what is in force.\n\
         Ctrl-C           stops an answer\n\
         A line that ends with \\ goes on in the next one, and so does a text between \"\"\" and \"\"\".\n\
         A line that should start with a slash starts with two."
@@ -116,6 +121,7 @@ impl From<&str> for Turn {
                 Some((key, value)) => (key.to_owned(), Some(value.trim().to_owned())),
                 None => (rest, None),
             })),
+            "/think" => Self::Set(rest.map(|steps| ("think".to_owned(), Some(steps)))),
             "/retry" => Self::Retry,
             "/save" => Self::Save(rest),
             "/reset" => Self::Reset,
@@ -190,6 +196,11 @@ mod tests {
             Turn::from("/set stop a b"),
             Turn::Set(Some(("stop".into(), text("a b"))))
         );
+        assert_eq!(
+            Turn::from("/think 4"),
+            Turn::Set(Some(("think".into(), text("4"))))
+        );
+        assert_eq!(Turn::from("/think"), Turn::Set(None));
     }
 
     #[test]

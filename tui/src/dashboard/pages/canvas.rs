@@ -9,7 +9,7 @@ use ratatui::{
     layout::{Constraint, Layout, Rect},
     text::Line,
 };
-use sluice_proto::v1::{CanvasToken, GenerationPass};
+use sluice_proto::v1::{CanvasToken, GenerationPass, GenerationThought};
 use sluice_shared::units;
 
 use super::super::{
@@ -49,7 +49,12 @@ pub(in super::super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
     };
     let [body, foot] =
         Layout::vertical([Constraint::Min(0), Constraint::Length(foot_rows)]).areas(area);
-    let halves = match state.reel.view {
+    // Before the first pass there is no confidence to show.
+    let view = match picture.has_only_thought() {
+        true => CanvasView::Text,
+        false => state.reel.view,
+    };
+    let halves = match view {
         CanvasView::Both if area.width >= BESIDE_COLUMNS => {
             Some(Layout::horizontal([Constraint::Percentage(45), Constraint::Min(0)]).areas(body))
         }
@@ -58,7 +63,7 @@ pub(in super::super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
         }
         _ => None,
     };
-    match (halves, state.reel.view) {
+    match (halves, view) {
         (Some([text, map]), _) => {
             draw_text(screen, text, &picture, index.is_none());
             heat::draw(screen, map, recording, &picture, index);
@@ -71,9 +76,10 @@ pub(in super::super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
     let [line, figures] =
         Layout::vertical([Constraint::Length(1), Constraint::Length(foot_rows - 1)]).areas(foot);
     scrubber::draw(screen, line, recording, index);
-    let words = match &picture.pass {
-        Some(pass) => figures_of(pass, &picture),
-        None => "no pass yet".to_owned(),
+    let words = match (&picture.pass, picture.thoughts.last()) {
+        (Some(pass), _) => figures_of(pass, &picture),
+        (None, Some(thought)) => figures_of_thought(thought),
+        (None, None) => "no pass yet".to_owned(),
     };
     let words = clip(&words, usize::from(figures.width));
     screen.lines(figures, vec![Line::raw(words)]);
@@ -91,12 +97,19 @@ fn draw_text(screen: &mut Screen<'_, '_>, area: Rect, picture: &Canvas, is_lates
     let (state, paint) = (screen.state, screen.paint());
     let inner = screen.pane(area, &title(state), false);
     let (columns, rows) = (usize::from(inner.width), usize::from(inner.height));
+    if picture.has_only_thought() {
+        panels::thoughts::draw(screen, inner, picture);
+        return;
+    }
     let mut lines = match is_latest {
         true => {
             let from = panels::work::streamed_from(state);
             panels::work::progress(picture, from, (columns, rows), paint)
         }
-        false => Vec::new(),
+        false => {
+            let thought = panels::work::thought(picture, (columns, rows), paint);
+            thought.into_iter().collect()
+        }
     };
     let legend = (rows >= 6).then(|| panels::legend(columns, paint));
     let free = rows.saturating_sub(lines.len() + usize::from(legend.is_some()));
@@ -143,6 +156,16 @@ fn figures_of(pass: &GenerationPass, picture: &Canvas) -> String {
         units::count(pass.rows.into()),
         units::count(pass.lm_head_rows.into()),
         u64::from(pass.block) + 1,
+    )
+}
+
+/// Figures of a step of inference, in one line.
+fn figures_of_thought(thought: &GenerationThought) -> String {
+    format!(
+        "{} tokens of the prompt · {:.1} ms a step, {} since inference began",
+        units::count(thought.tokens.into()),
+        thought.pass_ms,
+        units::duration_ms(thought.elapsed_ms),
     )
 }
 

@@ -9,6 +9,9 @@ use ratatui::{
 use super::super::screen::Screen;
 use crate::paint::{Glyphs, Role};
 
+/// Shapes of a share in one cell, from the lowest to the highest.
+pub(in super::super) const SHADES: [&str; 8] = ["▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"];
+
 /// Number of dots of a graph across a width in columns.
 pub(in super::super) fn dots_across(columns: u16, glyphs: Glyphs) -> usize {
     usize::from(columns) * dots(glyphs.marker()).0

@@ -176,7 +176,8 @@ pub(in super::super) fn full(screen: &mut Screen<'_, '_>, area: Rect) {
     let has = |kind| groups().any(|group| group.kind() == kind);
     let inner = [
         ("attention", WeightGroupKind::Attention),
-        ("cross_attention", WeightGroupKind::CrossAttention),
+        // The label has no room for the whole name, which stands in the words below the map.
+        ("cross_att", WeightGroupKind::CrossAttention),
         ("gate_up", WeightGroupKind::GateUp),
         ("down", WeightGroupKind::Down),
     ];

@@ -1,6 +1,6 @@
 //! The panel of one request: its progress, its canvas, and the legend.
 
-use super::{super::screen::Screen, work};
+use super::{super::screen::Screen, thoughts, work};
 use crate::{
     canvas::{Canvas, Confidence, Look, MASK_MARK, TextRun, ids_text, runs, wrap, wrap_marked},
     paint::{Paint, Role},
@@ -31,6 +31,11 @@ pub(in super::super) fn request(screen: &mut Screen<'_, '_>, area: Rect) {
         screen.framed(area, &title, false, vec![line]);
         return;
     };
+    if canvas.has_only_thought() {
+        let inner = screen.pane(area, &title, false);
+        thoughts::draw(screen, inner, canvas);
+        return;
+    }
     let from = work::streamed_from(state);
     let mut lines = work::progress(canvas, from, (columns, rows), paint);
     let legend = (rows >= 6 && !canvas.has_ended()).then(|| legend(columns, paint));

@@ -8,7 +8,7 @@ use sluice_shared::{
     units,
 };
 
-use super::{super::chat::AnswerLimit, bar, ratio};
+use super::{super::chat::AnswerLimit, bar, ratio, thoughts};
 use crate::{
     canvas::{Canvas, wrap_text},
     json,
@@ -16,6 +16,7 @@ use crate::{
     phases::PassTime,
     plans,
     text::{clip, sanitise_line},
+    thinking,
 };
 
 /// Width of the bars of a request's progress.
@@ -49,8 +50,15 @@ pub(in super::super) fn progress(
     let say = |words: String, role| {
         Line::styled(clip(&sanitise_line(&words), columns), paint.style(role))
     };
+    // It takes a row from the text, so a tiny screen goes without.
+    let thought = match rows >= BRIEF_ROWS || canvas.has_only_thought() {
+        true => thoughts::brief(canvas, columns, paint),
+        false => None,
+    };
     if let Some(failure) = &canvas.failure {
-        return vec![say(format!("failed: {failure}"), Role::Bad)];
+        let mut lines = vec![say(format!("failed: {failure}"), Role::Bad)];
+        lines.extend(thought);
+        return lines;
     }
     if let Some(done) = &canvas.done {
         let limit = AnswerLimit::of(done);
@@ -60,6 +68,7 @@ pub(in super::super) fn progress(
             Role::Good
         };
         let mut lines = vec![say(result(done, limit), role)];
+        lines.extend(thought);
         if is_roomy {
             lines.extend(
                 canvas.started.as_ref().map(|started| {
@@ -76,6 +85,14 @@ pub(in super::super) fn progress(
         return vec![say(format!("waiting, {ahead} ahead"), Role::Warning)];
     };
     let Some(pass) = &canvas.pass else {
+        if let Some(thought) = canvas.thoughts.last() {
+            let words = match thought.is_last {
+                true => thinking::last(thought),
+                false => thinking::step(thought),
+            };
+            let lines = wrap_text(&words, columns).into_iter();
+            return lines.map(|line| say(line, Role::Committed)).collect();
+        }
         let words = format!("first pass over {} prompt tokens", started.prompt_tokens);
         return vec![say(words, Role::Committed)];
     };
@@ -103,6 +120,7 @@ pub(in super::super) fn progress(
         if rows >= BRIEF_ROWS {
             let bottleneck = PassTime::from(pass).bottleneck(from);
             lines.extend(bottleneck.map(|why| say(why.to_string(), Role::Title)));
+            lines.extend(thought);
         }
         return lines;
     }
@@ -133,9 +151,20 @@ pub(in super::super) fn progress(
         say(rows, Role::Committed),
         say(resolved_settings(started, Some(pass)), Role::Dim),
     ];
+    lines.extend(thought);
     lines.extend(phases(&PassTime::from(pass), from, columns, paint));
     lines.push(Line::default());
     lines
+}
+
+/// How the request of an earlier pass thought, where there are rows for it.
+pub(in super::super) fn thought(
+    canvas: &Canvas,
+    (columns, rows): (usize, usize),
+    paint: &Paint,
+) -> Option<Line<'static>> {
+    let has_room = rows >= BRIEF_ROWS;
+    has_room.then(|| thoughts::brief(canvas, columns, paint))?
 }
 
 /// The end of a request, in a line.

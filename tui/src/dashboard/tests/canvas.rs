@@ -101,6 +101,34 @@ fn run(request_id: u64, passes: u32) -> Vec<WireEvent> {
     events
 }
 
+/// A request that has thought `steps` of 16 steps and written nothing.
+fn thinking(request_id: u64, steps: u32) -> Vec<WireEvent> {
+    let mut events = run(request_id, 0);
+    let thought = |step: u32| {
+        let share = (-f64::from(step) / 4.0).exp();
+        WireEvent::Thought(GenerationThought {
+            request_id,
+            step,
+            steps_max: 16,
+            nll: 40.0 + 30.0 * share,
+            kl: 4.0 * (1.0 - share),
+            tokens: 11,
+            pass_ms: 30.0,
+            elapsed_ms: 30.0 * f64::from(step + 1),
+            is_last: step == 16,
+            ..Default::default()
+        })
+    };
+    events.extend((0..=steps).map(thought));
+    events
+}
+
+fn thought_run(request_id: u64) -> Vec<WireEvent> {
+    let mut events = thinking(request_id, 16);
+    events.extend(whole_run(request_id).split_off(2));
+    events
+}
+
 fn whole_run(request_id: u64) -> Vec<WireEvent> {
     let mut events = run(request_id, 12);
     events.push(WireEvent::Done(GenerationDone {
@@ -164,6 +192,45 @@ fn replayed() -> DashboardState {
 #[test]
 fn a_canvas_that_resolves() {
     pictures("canvas_live", &watching(run(3, 6)));
+}
+
+#[test]
+fn a_request_that_thinks() {
+    pictures("canvas_thinking", &watching(thinking(3, 7)));
+}
+
+#[test]
+fn a_request_that_has_thought() {
+    pictures("canvas_thought", &watching(thought_run(3)));
+}
+
+#[test]
+fn thoughts_stay_with_earlier_passes_and_with_saved_runs() {
+    let mut state = watching(thought_run(3));
+    press(&mut state, KeyCode::Home);
+    assert_eq!(state.reel.at, Some(1));
+    for size in [SIZES[0], SIZES[1]] {
+        let screen = shown(&state, size);
+        assert!(screen.contains("thoughts 0.357"), "{screen}");
+    }
+    let mut recording = Recording::default();
+    for kind in thinking(7, 16) {
+        recording.take(kind);
+    }
+    let mut file = Vec::new();
+    recording.write(&mut file).unwrap();
+    let recording = crate::record::load(&file[..]).unwrap();
+    let name = "thoughts.jsonl".to_owned();
+    let opened = Box::new(OpenedRun { name, recording });
+    feed(&mut state, Event::Opened(opened));
+    let screen = shown(&state, SIZES[0]);
+    assert!(screen.contains("thought for 16 steps"), "{screen}");
+    // Who cancels it sees how far it got.
+    let mut state = watching(thinking(3, 7));
+    feed(&mut state, own_failed("cancelled"));
+    let screen = shown(&state, SIZES[1]);
+    assert!(screen.contains("failed: cancelled"), "{screen}");
+    assert!(screen.contains("thoughts "), "{screen}");
 }
 
 #[test]
@@ -368,7 +435,12 @@ fn every_size_and_every_shape_can_be_drawn() {
         recording: Recording::default(),
     };
     empty.recording.take(queued(1));
-    for mut state in [watching(run(3, 1)), watching(whole_run(3)), replayed()] {
+    for mut state in [
+        watching(run(3, 1)),
+        watching(whole_run(3)),
+        watching(thought_run(3)),
+        replayed(),
+    ] {
         for _ in 0..3 {
             letter(&mut state, 'm');
             for size in [

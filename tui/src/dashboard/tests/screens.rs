@@ -57,6 +57,35 @@ fn what_the_process_has_beyond_what_is_held_is_said() {
 }
 
 #[test]
+fn state_and_cross_attention_stand_in_line_with_the_rest() {
+    let mut state = idle();
+    let Event::Snapshot(mut snapshot) = snapshot(Vec::new()) else {
+        unreachable!("that is what it is");
+    };
+    let device = snapshot.device.as_mut().expect("given");
+    device.memory.push(MemoryUse {
+        kind: MemoryKind::State.into(),
+        bytes: 48 << 20,
+        peak_bytes: 48 << 20,
+    });
+    for layer in &mut snapshot.layers {
+        if let Some(attention) = layer.groups.first().copied()
+            && attention.kind() == WeightGroupKind::Attention
+        {
+            let kind = WeightGroupKind::CrossAttention.into();
+            layer
+                .groups
+                .insert(1, WeightGroupStatus { kind, ..attention });
+        }
+    }
+    feed(&mut state, Event::Snapshot(snapshot));
+    press(&mut state, KeyCode::Esc);
+    press(&mut state, KeyCode::Char('2'));
+    press(&mut state, KeyCode::Char('l'));
+    pictures("memory_latents", &state);
+}
+
+#[test]
 fn five_minutes_of_memory_and_the_layers() {
     let mut state = watched();
     press(&mut state, KeyCode::Esc);

@@ -9,7 +9,7 @@ use ratatui::{
 };
 use sluice_proto::v1::CanvasToken;
 
-use super::super::super::{hit_areas::HitTarget, screen::Screen};
+use super::super::super::{hit_areas::HitTarget, panels::graph::SHADES, screen::Screen};
 use crate::{
     canvas::{Canvas, Confidence, Look, MASK_MARK, runs},
     paint::{Paint, Role},
@@ -21,8 +21,6 @@ use crate::{
 const LABEL_COLUMNS: usize = 14;
 /// Width of a pass where there is room.
 const PASS_COLUMNS_MAX: usize = 2;
-/// Shapes of predicted tokens, from the lowest confidence to the highest.
-const SHADES: [&str; 8] = ["▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"];
 
 /// Draws the map, with the column of the pass at `index` marked, or that of the latest.
 pub(super) fn draw(
