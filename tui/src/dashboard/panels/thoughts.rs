@@ -89,7 +89,8 @@ fn draw_curve(
         Layout::horizontal([Constraint::Length(GUTTER_COLUMNS), Constraint::Min(0)]).areas(area);
     let (least, most) = ends(figures);
     let shown = |figure: f64| match figure.is_finite() {
-        true => format!("{figure:.3}"),
+        true if figure.abs() < 1000.0 => format!("{figure:.3}"),
+        true => format!("{figure:.0}"),
         false => "unknown".to_owned(),
     };
     let line = |name: &str, figure: &str, axis| format!("{name:<8} {figure:>7}{axis}");
