@@ -23,7 +23,7 @@ mod span;
 pub use activation::Activation;
 pub use attention::{attention, cross_attention, windowed_attention};
 pub use elementwise::{gated, rms_norm, rotate};
-pub use keys::{bonus, rated_key, normed_key};
+pub use keys::{bonus, normed_key, rated_key};
 pub use linear::linear;
 pub use loss::{cross_entropy, divergence};
 pub use mix::{activate, group_norm, token_shift};

@@ -5,7 +5,7 @@ pub(super) mod layers;
 mod level;
 pub(super) mod memory;
 mod request;
-pub(super) mod thoughts;
+mod thoughts;
 pub(super) mod work;
 
 pub(super) use request::{canvas_lines, legend, request};

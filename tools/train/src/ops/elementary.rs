@@ -10,7 +10,7 @@ use candle_core::{D, DType, Result, Tensor};
 use super::{Pack, span::Span};
 
 pub(super) use self::rwkv7::{
-    activate, bonus, group_norm, rated_key, recurrence, token_shift, normed_key,
+    activate, bonus, group_norm, normed_key, rated_key, recurrence, token_shift,
 };
 
 /// [`super::linear`], from candle's matmul.

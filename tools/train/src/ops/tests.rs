@@ -6,8 +6,8 @@ use candle_core::{Device, Result, Tensor, Var};
 
 use super::{
     Activation, Pack, activate, attention, bonus, cross_attention, cross_entropy, divergence,
-    elementary, gated, group_norm, linear, rated_key, recurrence, rms_norm, rotate, rotate_pairs,
-    span::Span, token_shift, normed_key, windowed_attention,
+    elementary, gated, group_norm, linear, normed_key, rated_key, recurrence, rms_norm, rotate,
+    rotate_pairs, span::Span, token_shift, windowed_attention,
 };
 use crate::random::Random;
 

@@ -98,7 +98,7 @@ fn draw_text(screen: &mut Screen<'_, '_>, area: Rect, picture: &Canvas, is_lates
     let inner = screen.pane(area, &title(state), false);
     let (columns, rows) = (usize::from(inner.width), usize::from(inner.height));
     if picture.has_only_thought() {
-        panels::thoughts::draw(screen, inner, picture);
+        panels::work::draw_thinking(screen, inner, picture);
         return;
     }
     let mut lines = match is_latest {

@@ -1,6 +1,6 @@
 //! The panel of one request: its progress, its canvas, and the legend.
 
-use super::{super::screen::Screen, thoughts, work};
+use super::{super::screen::Screen, work};
 use crate::{
     canvas::{Canvas, Confidence, Look, MASK_MARK, TextRun, ids_text, runs, wrap, wrap_marked},
     paint::{Paint, Role},
@@ -33,7 +33,7 @@ pub(in super::super) fn request(screen: &mut Screen<'_, '_>, area: Rect) {
     };
     if canvas.has_only_thought() {
         let inner = screen.pane(area, &title, false);
-        thoughts::draw(screen, inner, canvas);
+        work::draw_thinking(screen, inner, canvas);
         return;
     }
     let from = work::streamed_from(state);

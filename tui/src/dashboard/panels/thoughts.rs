@@ -9,7 +9,6 @@ use sluice_proto::v1::GenerationThought;
 use super::{
     super::screen::Screen,
     graph::{SHADES, dots_across, graph},
-    work,
 };
 use crate::{
     canvas::Canvas,
@@ -34,20 +33,8 @@ const CURVES: [(&str, Figure, Role); 3] = [
     ("thoughts", |bound| bound.thoughts, Role::KvCache),
 ];
 
-/// Draws a request that has thought but not written: its progress, and the curves where its text will be.
-pub(in super::super) fn draw(screen: &mut Screen<'_, '_>, area: Rect, canvas: &Canvas) {
-    let (columns, rows) = (usize::from(area.width), usize::from(area.height));
-    let from = work::streamed_from(screen.state);
-    let lines = work::progress(canvas, from, (columns, rows), screen.paint());
-    let above = u16::try_from(lines.len()).unwrap_or(u16::MAX);
-    let [words, below] =
-        Layout::vertical([Constraint::Length(above), Constraint::Min(0)]).areas(area);
-    screen.lines(words, lines);
-    draw_curves(screen, below, canvas);
-}
-
 /// Draws all curves above each other, or that of the bound alone where there is little room.
-fn draw_curves(screen: &mut Screen<'_, '_>, area: Rect, canvas: &Canvas) {
+pub(super) fn draw_curves(screen: &mut Screen<'_, '_>, area: Rect, canvas: &Canvas) {
     let axis_rows = 1;
     let room = area.height.saturating_sub(axis_rows);
     if room < CURVE_ROWS_MIN || area.width < GUTTER_COLUMNS + 4 {

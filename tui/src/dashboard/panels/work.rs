@@ -1,6 +1,9 @@
 //! Progress of a request, the phases of its passes, and their bottleneck.
 
-use ratatui::text::{Line, Span};
+use ratatui::{
+    layout::{Constraint, Layout, Rect},
+    text::{Line, Span},
+};
 use sluice_proto::v1::{GenerationDone, GenerationPass, GenerationStarted, Level, Tier};
 use sluice_shared::{
     decoding::{CanvasGrowth, Speculation},
@@ -8,7 +11,10 @@ use sluice_shared::{
     units,
 };
 
-use super::{super::chat::AnswerLimit, bar, ratio, thoughts};
+use super::{
+    super::{chat::AnswerLimit, screen::Screen},
+    bar, ratio, thoughts,
+};
 use crate::{
     canvas::{Canvas, wrap_text},
     json,
@@ -335,6 +341,18 @@ fn exactness(exact: bool) -> &'static str {
 pub(in super::super) fn streamed_from(state: &super::super::state::DashboardState) -> Option<Tier> {
     let plan = state.snapshot()?.plan.as_ref()?;
     plans::streamed_from(plan)
+}
+
+/// Draws a request that has thought but not written: its progress, and the curves where its text will be.
+pub(in super::super) fn draw_thinking(screen: &mut Screen<'_, '_>, area: Rect, canvas: &Canvas) {
+    let (columns, rows) = (usize::from(area.width), usize::from(area.height));
+    let from = streamed_from(screen.state);
+    let lines = progress(canvas, from, (columns, rows), screen.paint());
+    let above = u16::try_from(lines.len()).unwrap_or(u16::MAX);
+    let [words, below] =
+        Layout::vertical([Constraint::Length(above), Constraint::Min(0)]).areas(area);
+    screen.lines(words, lines);
+    thoughts::draw_curves(screen, below, canvas);
 }
 
 #[cfg(test)]
