@@ -4,5 +4,11 @@
 mod codec;
 mod container;
 mod gguf;
+mod pth;
 
-pub use self::{codec::codec, container::container, gguf::gguf};
+pub use self::{
+    codec::codec,
+    container::container,
+    gguf::gguf,
+    pth::{archive, pth},
+};

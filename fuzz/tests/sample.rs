@@ -1,9 +1,10 @@
-//! A bounded sample of what the fuzzers try: bytes at random, and changed ones of a small container and a small GGUF file.
+//! A bounded sample of what the fuzzers try: bytes at random, and changed ones of a small container, a small GGUF file
+//! and a small file of PyTorch.
 
 use std::{fs, sync::atomic::AtomicBool};
 
 use sluice_checkpoint::{
-    Source,
+    Checkpoint, Source,
     compression::{CompressOptions, CompressionMethod, Lossless, compress},
 };
 
@@ -123,5 +124,36 @@ fn gguf_files() {
     let mut random = Random(3);
     for _ in 0..COUNT {
         sluice_fuzz::gguf(&random.changed(&seed));
+    }
+}
+
+#[test]
+fn files_of_pytorch() {
+    // Two of the tensors that an RWKV-7 is known by, in one storage of 1,024 elements.
+    let mut pickle = b"\x80\x02}q\0(".to_vec();
+    for (name, offset) in [
+        ("emb.weight", 0u8),
+        ("blocks.0.att.x_r", 64),
+        ("blocks.0.att.w1", 128),
+    ] {
+        pickle.extend([b'X', name.len() as u8, 0, 0, 0]);
+        pickle.extend(name.as_bytes());
+        pickle.extend(
+            b"ctorch._utils\n_rebuild_tensor_v2\n((X\x07\0\0\0storagectorch\nFloatStorage\n",
+        );
+        pickle.extend(b"X\x01\0\0\x000X\x03\0\0\0cpuM\0\x04tQK");
+        pickle.push(offset);
+        pickle.extend(b"K\x08K\x08\x86K\x08K\x01\x86\x89ccollections\nOrderedDict\n)RtR");
+    }
+    pickle.extend(b"u.");
+    let whole = sluice_fuzz::archive(&[("a/data.pkl", &pickle), ("a/data/0", &[7; 4096])]);
+    let file = tempfile::Builder::new().suffix(".pth").tempfile().unwrap();
+    fs::write(file.path(), &whole).unwrap();
+    Checkpoint::open(&Source::Folder(file.path().to_owned()))
+        .expect("what the others are made of is sound");
+    let mut random = Random(4);
+    for _ in 0..COUNT {
+        let seed = [&pickle, &whole][random.below(2)];
+        sluice_fuzz::pth(&random.changed(seed));
     }
 }

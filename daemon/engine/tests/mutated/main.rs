@@ -1,6 +1,7 @@
 //! Files of models with random changes, up to where a load would read weights: configurations, headers and indexes of
-//! safetensors, headers of GGUF files and of containers, calibrations. Whatever they say, they are taken or refused, within bounds of
-//! memory and time that this program holds them to: it ends where one is crossed, and names the change.
+//! safetensors, headers of GGUF files, of `.pth` files and of containers, calibrations. Whatever they say, they are taken
+//! or refused, within bounds of memory and time that this program holds them to: it ends where one is crossed, and names
+//! the change.
 
 mod bounds;
 mod change;
@@ -96,6 +97,7 @@ fn mutated_files_are_taken_or_refused_within_bounds() {
     safetensors(folder.path());
     index(folder.path());
     gguf_files(folder.path());
+    pth_files(folder.path());
     containers(folder.path());
     calibrations(folder.path());
 }
@@ -190,6 +192,27 @@ fn gguf_files(folder: &Path) {
         if random.below(2) == 0 {
             let header = bytes.len().min(16 << 10);
             change_bytes(&mut bytes[..header], random);
+        }
+        fs::write(&path, bytes).unwrap();
+        open(&path)
+    });
+}
+
+fn pth_files(folder: &Path) {
+    let path = folder.join("rwkv.pth");
+    let whole = fs::read(fixture("rwkv7-tiny").join("rwkv.pth")).unwrap();
+    fs::write(&path, &whole).unwrap();
+    assert!(open(&path), "what the others are made of is sound");
+    // The pickle and the first headers, and the directory; weights lie between them.
+    let (pickle, directory) = (6_600, whole.len() - 6_000);
+    try_all(".pth", |random| {
+        let mut bytes = whole.clone();
+        match random.below(2) {
+            0 => change_bytes(&mut bytes[..pickle], random),
+            _ => change_bytes(&mut bytes[directory..], random),
+        }
+        if random.below(20) == 0 {
+            bytes.truncate(random.below(bytes.len()));
         }
         fs::write(&path, bytes).unwrap();
         open(&path)
