@@ -12,6 +12,7 @@ pub mod names;
 pub mod options;
 pub mod policy;
 pub mod preset;
+pub mod prior;
 pub mod pruning;
 pub mod renames;
 pub mod sampling;

@@ -14,6 +14,7 @@ mod file_version;
 mod find;
 mod folder;
 pub mod gguf;
+mod prior;
 pub mod pruning;
 mod pth;
 pub mod quantize;
@@ -42,6 +43,7 @@ pub use self::{
     digests::FileDigest,
     error::CheckpointError,
     file_version::FileVersion,
+    prior::{PriorFile, PriorShape},
     recommended::RecommendedSettings,
     verified::VerifiedFiles,
     weight_cache::{CachedWeights, RemovedWeights, cached_weights, remove_cached},

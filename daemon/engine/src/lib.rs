@@ -21,6 +21,7 @@ pub mod error;
 pub mod event;
 pub mod optimization;
 pub mod posterior;
+pub mod prior;
 pub mod request;
 pub mod runtime;
 mod turns;

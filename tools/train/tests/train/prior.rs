@@ -1,10 +1,13 @@
 //! A prior learns what latents look like, and a sampler finds them again.
 
+use std::{fs, path::Path};
+
 use candle_core::{Device, Tensor};
+use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use sluice_train::{
     latent::{Posterior, posteriors::Posteriors},
     prior::{
-        Prior,
+        Prior, PriorConfig,
         training::{PriorOptions, train},
     },
     random::Random,
@@ -35,8 +38,15 @@ fn posteriors(count: usize) -> Posteriors {
     }
 }
 
-/// Heun's method over the noise schedule of EDM (arXiv 2206.00364, algorithm 1 without churn).
+/// Samples of texts, normalised no more.
 fn sample(prior: &Prior, texts: usize, steps: usize, random: &mut Random) -> Vec<f32> {
+    let count = texts * VECTORS * WIDTH;
+    let noise: Vec<f32> = (0..count).map(|_| random.normal() as f32).collect();
+    solve(prior, &noise, steps)
+}
+
+/// Heun's method over the noise schedule of EDM (arXiv 2206.00364, algorithm 1 without churn), from standard normal noise.
+fn solve(prior: &Prior, noise: &[f32], steps: usize) -> Vec<f32> {
     let (least, most, bend) = (0.002f64, 80.0f64, 7.0);
     let level = |step: usize| {
         if step == steps {
@@ -46,11 +56,14 @@ fn sample(prior: &Prior, texts: usize, steps: usize, random: &mut Random) -> Vec
         let ends = [most.powf(1.0 / bend), least.powf(1.0 / bend)];
         (ends[0] + place * (ends[1] - ends[0])).powf(bend)
     };
-    let count = texts * VECTORS * WIDTH;
-    let noise = (0..count)
-        .map(|_| (most * random.normal()) as f32)
-        .collect();
-    let mut x = Tensor::from_vec(noise, (texts * VECTORS, WIDTH), &Device::Cpu).expect("shape");
+    let PriorConfig {
+        vectors,
+        latent_width,
+        ..
+    } = prior.config;
+    let texts = noise.len() / (vectors * latent_width);
+    let x = noise.iter().map(|noise| most as f32 * noise).collect();
+    let mut x = Tensor::from_vec(x, (texts * vectors, latent_width), &Device::Cpu).expect("shape");
     let slope = |x: &Tensor, level: f64| {
         let clean = prior.denoise(x, &vec![level; texts]).expect("denoise");
         ((x - clean).expect("same shape") / level).expect("scale")
@@ -129,4 +142,86 @@ fn posteriors_are_read_back() {
     let all = posteriors(3);
     all.write(&path).expect("write");
     assert_eq!(Posteriors::read(&path).expect("read"), all);
+}
+
+/// What the engine's tests compare its sampler with: a prior for the latents of their smallest model, noise, and the sample
+/// of 18 steps.
+const FIXTURE: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../../daemon/engine/tests/fixtures/prior-tiny"
+);
+
+#[test]
+fn the_engine_is_compared_with_this_sampler() {
+    let folder = Path::new(FIXTURE);
+    let prior = Prior::read(folder).expect("read");
+    let bytes = fs::read(folder.join("expected.safetensors")).expect("read");
+    let tensors = SafeTensors::deserialize(&bytes).expect("tensors");
+    let values = |name: &str| -> Vec<f32> {
+        let (fours, _) = tensors
+            .tensor(name)
+            .expect("tensor")
+            .data()
+            .as_chunks::<4>();
+        fours.iter().map(|four| f32::from_le_bytes(*four)).collect()
+    };
+    let found = solve(&prior, &values("noise"), 18);
+    let far = found.iter().zip(values("sample"));
+    let far = far.fold(0.0f32, |far, (found, expected)| {
+        far.max((found - expected).abs())
+    });
+    assert!(far < 1e-5, "{far}");
+}
+
+#[test]
+#[ignore = "writes the engine's fixture anew"]
+fn write_the_engines_fixture() {
+    let config = PriorConfig {
+        vectors: 16,
+        latent_width: 64,
+        width: 16,
+        layers: 2,
+        heads: 2,
+    };
+    let mut random = Random::new(11, 0);
+    // All of it random: a prior begins with zeros, which hide what they are multiplied with.
+    let weights = config.tensors().into_iter().map(|(name, shape)| {
+        let spread = match (name.as_str(), shape.last()) {
+            ("mean" | "deviation", _) => 0.3,
+            (_, Some(&width)) if name.ends_with("weight") => (width as f64).sqrt().recip(),
+            _ => 0.2,
+        };
+        let count = shape.iter().product();
+        let values = (0..count).map(|_| (spread * random.normal()) as f32);
+        let values = match name.as_str() {
+            "deviation" => values.map(|value| 0.2 + value.abs()).collect(),
+            _ => values.collect(),
+        };
+        (name, values)
+    });
+    let prior = Prior::from_weights(config.clone(), weights.collect()).expect("prior");
+    let folder = Path::new(FIXTURE);
+    fs::create_dir_all(folder).expect("folder");
+    prior.write(folder).expect("write");
+    let shape = vec![config.vectors, config.latent_width];
+    let noise: Vec<f32> = (0..shape.iter().product())
+        .map(|_| random.normal() as f32)
+        .collect();
+    let all = [
+        ("noise", noise.clone()),
+        ("sample", solve(&prior, &noise, 18)),
+    ];
+    let all = all.map(|(name, values)| {
+        let bytes: Vec<u8> = values
+            .iter()
+            .flat_map(|value| value.to_le_bytes())
+            .collect();
+        (name, bytes)
+    });
+    let views = all.iter().map(|(name, bytes)| {
+        let view = TensorView::new(Dtype::F32, shape.clone(), bytes).expect("view");
+        (*name, view)
+    });
+    let bytes = safetensors::serialize(views, None).expect("serialize");
+    fs::write(folder.join("expected.safetensors"), bytes).expect("write");
 }

@@ -1,0 +1,132 @@
+//! The learned prior of a latent thought model: a diffusion transformer over samples of posteriors, and its samplers.
+//!
+//! Papers: Karras et al. 2022 (EDM, arXiv 2206.00364) for the parametrization, Peebles and Xie 2023 (DiT, arXiv
+//! 2212.09748) for the network: a row for each latent vector, with a learned place, and layers whose norms are shifted,
+//! scaled and gated by the noise level (adaLN). Reference: `sluice_train::prior`, which trains it.
+
+mod network;
+mod sampling;
+
+use std::{collections::BTreeMap, ops::Range};
+
+use sluice_checkpoint::{PriorFile, PriorShape};
+use sluice_formats::{Format, noise::Noise};
+use sluice_machine::MemoryKind;
+use sluice_ops::{
+    Ops, OpsError,
+    ledger::{HostBuffer, Ledger},
+};
+use sluice_weights::{Weight, WeightData};
+
+pub use self::sampling::Sampler;
+use crate::error::EngineError;
+
+/// The stream of random numbers that samples of priors begin with: no other purpose uses it.
+const SAMPLE_STREAM: u64 = 7;
+
+/// A prior with its weights, in this process's memory.
+pub struct Prior {
+    shape: PriorShape,
+    weights: HostBuffer<f32>,
+    tensors: BTreeMap<String, (Vec<usize>, Range<usize>)>,
+}
+
+impl Prior {
+    /// Reads a prior; its weights are entered in the ledger.
+    ///
+    /// # Errors
+    /// When memory is short, or the file is damaged.
+    pub fn read(file: &PriorFile, ledger: &Ledger) -> Result<Self, EngineError> {
+        let mut weights = ledger.buffer(MemoryKind::Weights, file.elements())?;
+        file.read(&mut weights)?;
+        Ok(Self::new(file.shape, weights))
+    }
+
+    fn new(shape: PriorShape, weights: HostBuffer<f32>) -> Self {
+        let mut end = 0;
+        let tensors = shape.tensors().into_iter().map(|(name, shape)| {
+            let start = end;
+            end += shape.iter().product::<usize>();
+            (name, (shape, start..end))
+        });
+        Self {
+            tensors: tensors.collect(),
+            shape,
+            weights,
+        }
+    }
+
+    /// Its sizes.
+    #[must_use]
+    pub fn shape(&self) -> PriorShape {
+        self.shape
+    }
+
+    /// Elements of a sample.
+    #[must_use]
+    pub fn elements(&self) -> usize {
+        self.shape.vectors * self.shape.latent_width
+    }
+
+    /// The denoised latents D(x; σ) of normalised latents `x` with noise of standard deviation σ.
+    ///
+    /// # Errors
+    /// When memory for activations is short.
+    pub fn denoise(&self, ops: &Ops, x: &[f32], sigma: f64) -> Result<Vec<f32>, OpsError> {
+        let square = sigma * sigma + 1.0;
+        let into = square.sqrt().recip() as f32;
+        let [skip, out] = [square.recip() as f32, (sigma / square.sqrt()) as f32];
+        let scaled: Vec<f32> = x.iter().map(|x| x * into).collect();
+        let mut found = self.network(ops, &scaled, sigma.ln() / 4.0)?;
+        for (found, x) in found.iter_mut().zip(x) {
+            *found = skip * x + out * *found;
+        }
+        Ok(found)
+    }
+
+    /// The standard normal noise that a sample of this seed begins with.
+    #[must_use]
+    pub fn noise(&self, seed: u64) -> Vec<f32> {
+        let noise = Noise::new(seed).stream(SAMPLE_STREAM);
+        (0..self.elements())
+            .map(|at| noise.normal(0, 0, at as u64) as f32)
+            .collect()
+    }
+
+    /// Latents of the model from normalised ones.
+    #[must_use]
+    pub fn latents(&self, normalised: &[f32]) -> Vec<f32> {
+        let scale = self.values("mean").iter().zip(self.values("deviation"));
+        (normalised.iter().zip(scale))
+            .map(|(x, (mean, deviation))| x * deviation + mean)
+            .collect()
+    }
+
+    fn values(&self, name: &str) -> &[f32] {
+        let (_, range) = self.tensors.get(name).expect("a tensor of the shape");
+        &self.weights[range.clone()]
+    }
+
+    fn weight(&self, name: &str) -> Weight<'_> {
+        let (shape, range) = self.tensors.get(name).expect("a tensor of the shape");
+        let (rows, width) = match shape[..] {
+            [rows, width] => (rows, width),
+            _ => (1, range.len()),
+        };
+        host_weight(&self.weights[range.clone()], rows, width)
+    }
+}
+
+/// Elements in this process's memory as a matrix of weights.
+fn host_weight(values: &[f32], rows: usize, width: usize) -> Weight<'_> {
+    Weight {
+        format: Format::F32,
+        rows,
+        width,
+        data: WeightData::Host(bytemuck::cast_slice(values)),
+        weights_version: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests;
