@@ -142,6 +142,6 @@ mod tests {
         let level: Vec<f64> = (0..12).map(|step| 300.0 + noise(step)).collect();
         assert!(is_plateau(&level) && !is_plateau(&level[..11]));
         let all = [&falling[..30], &level].concat();
-        assert_eq!((30..=42).find(|&steps| is_plateau(&all[..steps])), Some(41));
+        assert_eq!((30..=42).find(|&steps| is_plateau(&all[..steps])), Some(42));
     }
 }
