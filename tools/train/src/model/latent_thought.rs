@@ -5,15 +5,16 @@
 //! embedding, causal attention within a window, attention to the layer's own latent vectors, SwiGLU, tied output. It
 //! differs in computing in f32 throughout.
 
-use std::{collections::BTreeMap, ops::Range, sync::Arc};
+use std::{collections::BTreeMap, ops::Range};
 
 use anyhow::Result;
 use candle_core::Tensor;
+use sluice_weights::RopePairs;
 
 use super::Tensors;
 use crate::{
     config::LatentThoughtConfig,
-    ops::{self, Pack},
+    ops::{self, Pack, Rotation},
     random::Random,
 };
 
@@ -123,12 +124,17 @@ impl LatentThought {
         let per_layer = self.config.latents_per_layer();
         let sequences = pack.sequences().count();
         let latents = latents.reshape((sequences, max_z_len, dim))?;
-        let positions: Arc<[usize]> = pack.positions().collect();
+        let rotation = |positions| Rotation {
+            positions,
+            heads,
+            theta,
+            pairs: RopePairs::Interleaved,
+        };
+        let of_tokens = rotation(pack.positions().collect());
         let spacing = self.config.latent_spacing();
         let spread = (0..sequences).flat_map(|_| (0..per_layer).map(|index| index * spacing));
-        let spread: Arc<[usize]> = spread.collect();
+        let of_latents = rotation(spread.collect());
         let slots = Pack::new(vec![per_layer; sequences]);
-        let rotate = |x: &Tensor, positions| ops::rotate_pairs(x, positions, heads, theta);
         for (index, layer) in range.clone().zip(&self.layers[range]) {
             let Attention {
                 norm,
@@ -139,8 +145,8 @@ impl LatentThought {
             } = &layer.own;
             let normed = ops::rms_norm(&x, norm, epsilon)?;
             let mixed = ops::windowed_attention(
-                &rotate(&ops::linear(&normed, query)?, &positions)?,
-                &rotate(&ops::linear(&normed, key)?, &positions)?,
+                &ops::rotate(&ops::linear(&normed, query)?, &of_tokens)?,
+                &ops::rotate(&ops::linear(&normed, key)?, &of_tokens)?,
                 &ops::linear(&normed, value)?,
                 pack,
                 heads,
@@ -161,8 +167,8 @@ impl LatentThought {
             let own = own.reshape((sequences * per_layer, dim))?;
             let normed = ops::rms_norm(&x, norm, epsilon)?;
             let mixed = ops::cross_attention(
-                &rotate(&ops::linear(&normed, query)?, &positions)?,
-                &rotate(&ops::linear(&own, key)?, &spread)?,
+                &ops::rotate(&ops::linear(&normed, query)?, &of_tokens)?,
+                &ops::rotate(&ops::linear(&own, key)?, &of_latents)?,
                 &ops::linear(&own, value)?,
                 pack,
                 &slots,

@@ -9,11 +9,12 @@ use std::{collections::BTreeMap, ops::Range};
 
 use anyhow::{Context, Result};
 use candle_core::Tensor;
+use sluice_weights::RopePairs;
 
 use super::Tensors;
 use crate::{
     config::transformer::{EMBEDDING, HEAD, MLP_OUTPUT, TransformerConfig, block_tensor},
-    ops::{self, Pack},
+    ops::{self, Pack, Rotation},
     random::Random,
 };
 
@@ -143,10 +144,16 @@ impl Transformer {
             ..
         } = self.config;
         let epsilon = self.config.rms_norm_eps as f32;
+        let rotation = Rotation {
+            positions: pack.positions().collect(),
+            heads,
+            theta,
+            pairs: RopePairs::HalfSplit,
+        };
         for layer in &self.layers[range] {
             let normed = ops::rms_norm(&x, &layer.attention_norm, epsilon)?;
-            let query = ops::rotate(&ops::linear(&normed, &layer.query)?, pack, heads, theta)?;
-            let key = ops::rotate(&ops::linear(&normed, &layer.key)?, pack, heads, theta)?;
+            let query = ops::rotate(&ops::linear(&normed, &layer.query)?, &rotation)?;
+            let key = ops::rotate(&ops::linear(&normed, &layer.key)?, &rotation)?;
             let value = ops::linear(&normed, &layer.value)?;
             let mixed = ops::attention(&query, &key, &value, pack, heads, causal)?;
             x = (x + ops::linear(&mixed, &layer.attention_out)?)?;

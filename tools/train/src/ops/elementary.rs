@@ -6,8 +6,9 @@ mod rwkv7;
 use std::ops::Range;
 
 use candle_core::{D, DType, Result, Tensor};
+use sluice_weights::RopePairs;
 
-use super::{Pack, span::Span};
+use super::{Pack, Rotation, span::Span};
 
 pub(super) use self::rwkv7::{
     activate, bonus, group_norm, normed_key, rated_key, recurrence, token_shift,
@@ -25,36 +26,15 @@ pub(super) fn rms_norm(x: &Tensor, weight: &Tensor, epsilon: f32) -> Result<Tens
 }
 
 /// [`super::rotate`], from candle's elementary operations.
-pub(super) fn rotate(x: &Tensor, pack: &Pack, heads: usize, theta: f64) -> Result<Tensor> {
+pub(super) fn rotate(x: &Tensor, rotation: &Rotation) -> Result<Tensor> {
+    let Rotation {
+        positions,
+        heads,
+        theta,
+        pairs,
+    } = rotation;
     let (rows, width) = x.dims2()?;
-    let head_width = width / heads;
-    let half = head_width / 2;
-    let angles: Vec<f32> = pack
-        .positions()
-        .flat_map(|position| {
-            (0..head_width).map(move |index| {
-                let frequency = theta.powf(-((index % half) as f64) / half as f64) as f32;
-                position as f32 * frequency
-            })
-        })
-        .collect();
-    let angles = Tensor::from_vec(angles, (rows, 1, head_width), x.device())?;
-    let heads = x.reshape((rows, heads, head_width))?;
-    let halves = heads.chunk(2, D::Minus1)?;
-    let crossed = Tensor::cat(&[&halves[1].neg()?, &halves[0]], D::Minus1)?;
-    (heads.broadcast_mul(&angles.cos()?)? + crossed.broadcast_mul(&angles.sin()?)?)?
-        .reshape((rows, width))
-}
-
-/// [`super::rotate_pairs`], from candle's elementary operations.
-pub(super) fn rotate_pairs(
-    x: &Tensor,
-    positions: &[usize],
-    heads: usize,
-    theta: f64,
-) -> Result<Tensor> {
-    let (rows, width) = x.dims2()?;
-    let half = width / heads / 2;
+    let (heads, half) = (*heads, width / heads / 2);
     let angles: Vec<f32> = positions
         .iter()
         .flat_map(|position| {
@@ -63,17 +43,20 @@ pub(super) fn rotate_pairs(
         })
         .collect();
     let angles = Tensor::from_vec(angles, (rows, 1, half), x.device())?;
-    let pairs = x.reshape((rows, heads, half, 2))?;
-    let (first, second) = (
-        pairs.narrow(3, 0, 1)?.squeeze(3)?,
-        pairs.narrow(3, 1, 1)?.squeeze(3)?,
-    );
     let (cos, sin) = (angles.cos()?, angles.sin()?);
+    // The axis along which the two of a pair lie.
+    let (shape, axis) = match pairs {
+        RopePairs::HalfSplit => ((rows, heads, 2, half), 2),
+        RopePairs::Interleaved => ((rows, heads, half, 2), 3),
+    };
+    let split = x.reshape(shape)?;
+    let [first, second] = [0, 1].map(|which| split.narrow(axis, which, 1)?.squeeze(axis));
+    let (first, second) = (first?, second?);
     let turned = [
         (first.broadcast_mul(&cos)? - second.broadcast_mul(&sin)?)?,
         (second.broadcast_mul(&cos)? + first.broadcast_mul(&sin)?)?,
     ];
-    Tensor::stack(&turned, 3)?.reshape((rows, width))
+    Tensor::stack(&turned, axis)?.reshape((rows, width))
 }
 
 /// [`super::gated`], from candle's elementary operations.

@@ -1,9 +1,9 @@
-//! Norm, rotary embedding and the gated activation.
+//! Norm and the gated activation.
 
-use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Tensor};
+use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor};
 
 use super::{
-    Pack, elementary, gradient,
+    elementary, gradient,
     numeric::{sigmoid, sum_of},
     values, with_values,
 };
@@ -94,82 +94,6 @@ impl CustomOp2 for RmsNorm {
             Some(gradient(x_gradient, x)?),
             Some(gradient(weight_gradient, weight)?),
         ))
-    }
-}
-
-/// Rotary position embedding of the half-split kind: the first half of each head is paired with its second half.
-///
-/// `x` holds the rows of the pack; each row holds `heads` heads.
-pub fn rotate(x: &Tensor, pack: &Pack, heads: usize, theta: f64) -> Result<Tensor> {
-    if !x.device().is_cpu() {
-        return elementary::rotate(x, pack, heads, theta);
-    }
-    let pack = pack.clone();
-    x.apply_op1(Rotate { pack, heads, theta })
-}
-
-struct Rotate {
-    pack: Pack,
-    heads: usize,
-    theta: f64,
-}
-
-impl Rotate {
-    /// Rotates every pair by its angle, or back for the gradient (`direction` −1).
-    fn turn(&self, x: &[f32], width: usize, direction: f32) -> Vec<f32> {
-        let head_width = width / self.heads;
-        let half = head_width / 2;
-        let frequencies: Vec<f32> = (0..half)
-            .map(|pair| self.theta.powf(-2.0 * pair as f64 / head_width as f64) as f32)
-            .collect();
-        let angles: Vec<(f32, f32)> = (0..self.pack.longest())
-            .flat_map(|position| {
-                frequencies.iter().map(move |frequency| {
-                    let (sin, cos) = (position as f32 * frequency).sin_cos();
-                    (cos, sin * direction)
-                })
-            })
-            .collect();
-        let mut out = vec![0.0; x.len()];
-        for ((position, row), out_row) in self
-            .pack
-            .positions()
-            .zip(x.chunks_exact(width))
-            .zip(out.chunks_exact_mut(width))
-        {
-            let angles = &angles[position * half..][..half];
-            for (head, out_head) in row
-                .chunks_exact(head_width)
-                .zip(out_row.chunks_exact_mut(head_width))
-            {
-                let (first, second) = head.split_at(half);
-                let (out_first, out_second) = out_head.split_at_mut(half);
-                for (pair, (cos, sin)) in angles.iter().enumerate() {
-                    out_first[pair] = first[pair] * cos - second[pair] * sin;
-                    out_second[pair] = second[pair] * cos + first[pair] * sin;
-                }
-            }
-        }
-        out
-    }
-}
-
-impl CustomOp1 for Rotate {
-    fn name(&self) -> &'static str {
-        "rotate"
-    }
-
-    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let (_, width) = layout.shape().dims2()?;
-        let x = values(x, layout)?;
-        let out = self.turn(&x, width, 1.0);
-        Ok((x.store(out), layout.shape().clone()))
-    }
-
-    fn bwd(&self, x: &Tensor, _out: &Tensor, out_gradient: &Tensor) -> Result<Option<Tensor>> {
-        let (_, width) = x.dims2()?;
-        let turned = with_values(out_gradient, |above| self.turn(above, width, -1.0))?;
-        gradient(turned, x).map(Some)
     }
 }
 

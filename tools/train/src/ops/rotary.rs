@@ -1,50 +1,36 @@
-//! Rotary position embedding of the interleaved kind, for positions of one's own.
-
-use std::sync::Arc;
+//! Rotary position embedding.
 
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
+use sluice_weights::RopePairs;
 
-use super::{elementary, gradient, values, with_values};
+use super::{Rotation, elementary, gradient, values, with_values};
 
-/// Turns elements 2i and 2i + 1 of each head together. `x` is `[rows, width]`, each row holding `heads` heads, and has a
-/// position for each row.
-pub fn rotate_pairs(
-    x: &Tensor,
-    positions: &Arc<[usize]>,
-    heads: usize,
-    theta: f64,
-) -> Result<Tensor> {
+/// Rotates the heads of `x`, of shape `[rows, width]`.
+pub fn rotate(x: &Tensor, rotation: &Rotation) -> Result<Tensor> {
     if !x.device().is_cpu() {
-        return elementary::rotate_pairs(x, positions, heads, theta);
+        return elementary::rotate(x, rotation);
     }
-    let operation = RotatePairs {
-        positions: Arc::clone(positions),
-        heads,
-        theta,
-    };
-    x.apply_op1(operation)
+    x.apply_op1(Rotate(rotation.clone()))
 }
 
-struct RotatePairs {
-    positions: Arc<[usize]>,
-    heads: usize,
-    theta: f64,
-}
+struct Rotate(Rotation);
 
-impl RotatePairs {
+impl Rotate {
     /// Rotates every pair by its angle, or back for the gradient (`direction` −1).
     fn turn(&self, x: &[f32], width: usize, direction: f32) -> Vec<f32> {
-        let head_width = width / self.heads;
+        let Rotation {
+            positions,
+            heads,
+            theta,
+            pairs,
+        } = &self.0;
+        let head_width = width / heads;
         let half = head_width / 2;
-        let longest = self
-            .positions
-            .iter()
-            .max()
-            .map_or(0, |position| position + 1);
         let frequencies: Vec<f32> = (0..half)
-            .map(|pair| self.theta.powf(-(pair as f64) / half as f64) as f32)
+            .map(|pair| theta.powf(-(pair as f64) / half as f64) as f32)
             .collect();
-        let angles: Vec<(f32, f32)> = (0..longest)
+        let last = positions.iter().max();
+        let angles: Vec<(f32, f32)> = (0..last.map_or(0, |position| position + 1))
             .flat_map(|position| {
                 frequencies.iter().map(move |frequency| {
                     let (sin, cos) = (position as f32 * frequency).sin_cos();
@@ -52,13 +38,15 @@ impl RotatePairs {
                 })
             })
             .collect();
-        let mut out = Vec::with_capacity(x.len());
-        for (position, row) in self.positions.iter().zip(x.chunks_exact(width)) {
+        let mut out = vec![0.0; x.len()];
+        let rows = x.chunks_exact(width).zip(out.chunks_exact_mut(width));
+        for (position, (row, out_row)) in positions.iter().zip(rows) {
             let angles = &angles[position * half..][..half];
-            for head in row.chunks_exact(head_width) {
-                for (pair, (cos, sin)) in head.chunks_exact(2).zip(angles) {
-                    out.push(pair[0] * cos - pair[1] * sin);
-                    out.push(pair[1] * cos + pair[0] * sin);
+            let heads = row.chunks_exact(head_width);
+            for (head, out_head) in heads.zip(out_row.chunks_exact_mut(head_width)) {
+                match pairs {
+                    RopePairs::HalfSplit => turn_halves(head, out_head, angles),
+                    RopePairs::Interleaved => turn_neighbours(head, out_head, angles),
                 }
             }
         }
@@ -66,9 +54,27 @@ impl RotatePairs {
     }
 }
 
-impl CustomOp1 for RotatePairs {
+fn turn_halves(head: &[f32], out: &mut [f32], angles: &[(f32, f32)]) {
+    let half = angles.len();
+    let (first, second) = head.split_at(half);
+    let (out_first, out_second) = out.split_at_mut(half);
+    for (pair, (cos, sin)) in angles.iter().enumerate() {
+        out_first[pair] = first[pair] * cos - second[pair] * sin;
+        out_second[pair] = second[pair] * cos + first[pair] * sin;
+    }
+}
+
+fn turn_neighbours(head: &[f32], out: &mut [f32], angles: &[(f32, f32)]) {
+    let pairs = head.chunks_exact(2).zip(out.chunks_exact_mut(2));
+    for ((pair, out), (cos, sin)) in pairs.zip(angles) {
+        out[0] = pair[0] * cos - pair[1] * sin;
+        out[1] = pair[1] * cos + pair[0] * sin;
+    }
+}
+
+impl CustomOp1 for Rotate {
     fn name(&self) -> &'static str {
-        "rotate_pairs"
+        "rotate"
     }
 
     fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {

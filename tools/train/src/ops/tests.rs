@@ -1,13 +1,12 @@
 //! Each fused operation and its gradients against the same thing written with candle's elementary operations.
 
-use std::sync::Arc;
-
 use candle_core::{Device, Result, Tensor, Var};
+use sluice_weights::RopePairs;
 
 use super::{
-    Activation, Pack, activate, attention, bonus, cross_attention, cross_entropy, divergence,
-    elementary, gated, group_norm, linear, normed_key, rated_key, recurrence, rms_norm, rotate,
-    rotate_pairs, span::Span, token_shift, windowed_attention,
+    Activation, Pack, Rotation, activate, attention, bonus, cross_attention, cross_entropy,
+    divergence, elementary, gated, group_norm, linear, normed_key, rated_key, recurrence, rms_norm,
+    rotate, span::Span, token_shift, windowed_attention,
 };
 use crate::random::Random;
 
@@ -70,6 +69,15 @@ fn pack() -> Pack {
     Pack::new([LENGTH, 5, LENGTH + 12])
 }
 
+fn rotation(positions: impl IntoIterator<Item = usize>, pairs: RopePairs) -> Rotation {
+    Rotation {
+        positions: positions.into_iter().collect(),
+        heads: HEADS,
+        theta: 100.0,
+        pairs,
+    }
+}
+
 #[test]
 fn linear_is_a_product_with_the_transpose() {
     let (x, weight) = (variable(1, &[5, WIDTH]), variable(2, &[6, WIDTH]));
@@ -93,10 +101,11 @@ fn the_norm_divides_by_the_root_mean_square() {
 #[test]
 fn rotation_turns_pairs_of_half_a_head_apart() {
     let x = variable(1, &[pack().rows(), WIDTH]);
+    let rotation = rotation(pack().positions(), RopePairs::HalfSplit);
     assert_same(
         &[&x],
-        || rotate(&x, &pack(), HEADS, 100.0),
-        || elementary::rotate(&x, &pack(), HEADS, 100.0),
+        || rotate(&x, &rotation),
+        || elementary::rotate(&x, &rotation),
     );
 }
 
@@ -158,11 +167,11 @@ fn attention_sees_a_window_or_another_sequence() {
 #[test]
 fn rotation_of_pairs_takes_any_positions() {
     let x = variable(1, &[5, WIDTH]);
-    let positions: Arc<[usize]> = [0, 7, 3, 7, 100].into();
+    let rotation = rotation([0, 7, 3, 7, 100], RopePairs::Interleaved);
     assert_same(
         &[&x],
-        || rotate_pairs(&x, &positions, HEADS, 100.0),
-        || elementary::rotate_pairs(&x, &positions, HEADS, 100.0),
+        || rotate(&x, &rotation),
+        || elementary::rotate(&x, &rotation),
     );
 }
 
