@@ -28,6 +28,7 @@ pub mod likelihood;
 pub mod likelihood_command;
 pub mod log;
 pub mod memory;
+pub mod model_arguments;
 pub mod optimizer;
 pub mod parallel;
 pub mod posteriors_command;

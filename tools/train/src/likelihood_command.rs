@@ -1,39 +1,26 @@
 //! The command `sluice-train likelihood`.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use anyhow::{Context, Result};
-use candle_core::Device;
+use anyhow::Result;
 use clap::Args;
 use sluice_shared::level::Level;
 
 use crate::{
-    checkpoint,
     config::ModelConfig,
-    export,
     latent::{LatentOptions, bound},
     likelihood::{LikelihoodOptions, compare, negative_log_likelihood},
     model::Model,
+    model_arguments::{ModelArguments, Opened, exported},
     quantization::Rounding,
-    text::{Data, TextOptions, TokenFile},
-    vocabulary::Vocabulary,
+    text::Data,
 };
 
 /// What `sluice-train likelihood` takes.
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// The folder that training wrote to, for its averaged weights.
-    #[arg(long, required_unless_present = "model", conflicts_with = "model")]
-    checkpoint: Option<PathBuf>,
-    /// The folder of an exported model instead.
-    #[arg(long)]
-    model: Option<PathBuf>,
-    /// A text whose end is measured, instead of the held-out half of the story language.
-    #[arg(long)]
-    text: Option<PathBuf>,
-    /// The share of that text, at its end, that is held out.
-    #[arg(long, default_value_t = 0.05)]
-    held_out_share: f64,
+    #[command(flatten)]
+    model: ModelArguments,
     /// Round the weights as this level does, and compare with the reference.
     #[arg(long)]
     level: Option<Level>,
@@ -66,26 +53,16 @@ pub fn run(arguments: &Arguments, threads: usize) -> Result<()> {
         model,
         vocabulary,
         latent,
-    } = match (&arguments.checkpoint, &arguments.model) {
-        (Some(folder), _) => trained(folder)?,
-        (None, Some(folder)) => exported(folder)?,
-        (None, None) => unreachable!("one of them is required"),
-    };
-    let folder = tempfile::tempdir().context("make a folder for tokens")?;
-    let text = arguments.text.as_ref().map(|path| {
-        let options = TextOptions {
-            path: path.clone(),
-            held_out_share: arguments.held_out_share,
-        };
-        TokenFile::open(
-            folder.path(),
-            &options,
-            &vocabulary,
-            model.config.length_max(),
-        )
-    });
-    let text = text.transpose()?;
-    let data = Data { vocabulary, text };
+    } = arguments.model.open(|state| {
+        let progress = &state.progress;
+        println!(
+            "step {}, {:.1} M tokens",
+            progress.step,
+            progress.tokens as f64 / 1e6
+        );
+        state.optimizer.averaged(&state.model)
+    })?;
+    let data = arguments.model.data(vocabulary, &model.config)?;
     let rounded = match arguments.level {
         Some(level) => Some(Rounding::new(level, &model.config)?.apply(&model, threads)?),
         None => None,
@@ -143,40 +120,4 @@ fn tell_bound(
         latent.steps
     );
     Ok(())
-}
-
-/// A model with what belongs to it.
-struct Opened {
-    model: Model,
-    vocabulary: Vocabulary,
-    /// How a latent thought model's latents were learned.
-    latent: Option<LatentOptions>,
-}
-
-/// The averaged weights of a checkpoint, and its tokenizer.
-fn trained(folder: &Path) -> Result<Opened> {
-    let state = checkpoint::load(folder, &Device::Cpu)?
-        .with_context(|| format!("there is no checkpoint in {}", folder.display()))?;
-    let progress = &state.progress;
-    println!(
-        "step {}, {:.1} M tokens",
-        progress.step,
-        progress.tokens as f64 / 1e6
-    );
-    Ok(Opened {
-        model: state.optimizer.averaged(&state.model)?,
-        vocabulary: Vocabulary::load(&folder.join(export::TOKENIZER_NAME))?,
-        latent: progress.latent,
-    })
-}
-
-/// An exported model and its tokenizer.
-fn exported(folder: &Path) -> Result<Opened> {
-    let vocabulary = Vocabulary::load(&folder.join(export::TOKENIZER_NAME))?;
-    let config = export::read_config(folder)?;
-    Ok(Opened {
-        model: export::read(folder, &config, &vocabulary, &Device::Cpu)?,
-        vocabulary,
-        latent: export::read_latent(folder)?,
-    })
 }

@@ -17,19 +17,21 @@ mod numeric;
 mod pack;
 mod recurrence;
 mod rotary;
+mod rotation;
 mod rwkv7;
 mod span;
 
 pub use activation::Activation;
 pub use attention::{attention, cross_attention, windowed_attention};
-pub use elementwise::{gated, rms_norm, rotate};
+pub use elementwise::{gated, rms_norm};
 pub use keys::{bonus, normed_key, rated_key};
 pub use linear::linear;
 pub use loss::{cross_entropy, divergence};
 pub use mix::{activate, group_norm, token_shift};
 pub use pack::Pack;
 pub use recurrence::recurrence;
-pub use rotary::rotate_pairs;
+pub use rotary::rotate;
+pub use rotation::Rotation;
 
 use std::{borrow::Cow, ops::Deref};
 
