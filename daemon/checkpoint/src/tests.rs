@@ -39,6 +39,25 @@ fn refusal(folder: &TempDir) -> String {
     text.replace(&folder.display().to_string(), "DIR")
 }
 
+/// Whether a checkpoint is the model of a folder: its names, shapes and every byte.
+pub(crate) fn assert_same_model(found: &Checkpoint, folder: &Path) {
+    let expected = Checkpoint::open(&Source::Folder(folder.to_owned())).unwrap();
+    let model = found.model().unwrap();
+    assert_eq!(model, expected.model().unwrap());
+    assert!(found.names().eq(expected.names()));
+    for spec in model.shape.tensors() {
+        found.check(&spec.name, &spec.shape).unwrap();
+        let read = |checkpoint: &Checkpoint| {
+            let entry = checkpoint.tensor(&spec.name).unwrap();
+            let mut bytes = vec![0; entry.bytes as usize];
+            let all = 0..entry.bytes;
+            checkpoint.read_part(entry, all, &mut bytes).unwrap();
+            bytes
+        };
+        assert!(read(found) == read(&expected), "{}", spec.name);
+    }
+}
+
 #[test]
 fn a_file_cut_short_is_noticed_by_its_header() {
     let folder = folder_with(&["a"]);

@@ -5,7 +5,7 @@ use std::{fs, path::PathBuf};
 use proptest::prelude::*;
 use tempfile::TempDir;
 
-use crate::{Checkpoint, Source};
+use crate::{Checkpoint, Source, tests::assert_same_model};
 
 fn fixture() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/fixtures/rwkv7-tiny")
@@ -33,23 +33,9 @@ fn a_file_of_pytorch_is_the_same_model_as_hugging_face_s() {
     let folder = TempDir::new().unwrap();
     let file = folder.path().join("rwkv7-tiny.pth");
     fs::copy(fixture().join("rwkv.pth"), &file).unwrap();
-    let expected = Checkpoint::open(&Source::Folder(fixture())).unwrap();
     for path in [folder.path().to_owned(), file] {
         let found = Checkpoint::open(&Source::Folder(path)).unwrap();
-        let model = found.model().unwrap();
-        assert_eq!(model, expected.model().unwrap());
-        assert!(found.names().eq(expected.names()));
-        for spec in model.shape.tensors() {
-            found.check(&spec.name, &spec.shape).unwrap();
-            let read = |checkpoint: &Checkpoint| {
-                let entry = checkpoint.tensor(&spec.name).unwrap();
-                let mut bytes = vec![0; entry.bytes as usize];
-                let all = 0..entry.bytes;
-                checkpoint.read_part(entry, all, &mut bytes).unwrap();
-                bytes
-            };
-            assert!(read(&found) == read(&expected), "{}", spec.name);
-        }
+        assert_same_model(&found, &fixture());
     }
 }
 

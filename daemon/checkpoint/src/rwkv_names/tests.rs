@@ -6,7 +6,7 @@ use ::safetensors::{SafeTensors, tensor::TensorView};
 use tempfile::TempDir;
 
 use super::*;
-use crate::{Checkpoint, Source, family::ModelConfig};
+use crate::{Checkpoint, Source, family::ModelConfig, tests::assert_same_model};
 
 fn fixture() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/fixtures/rwkv7-tiny")
@@ -65,21 +65,7 @@ fn refusal(change: impl FnOnce(&mut Official)) -> String {
 #[test]
 fn official_names_give_the_same_model_as_hugging_face_s() {
     let (_folder, found) = open(&official()).unwrap();
-    let expected = Checkpoint::open(&Source::Folder(fixture())).unwrap();
-    let model = found.model().unwrap();
-    assert_eq!(model, expected.model().unwrap());
-    assert!(found.names().eq(expected.names()));
-    for spec in model.shape.tensors() {
-        found.check(&spec.name, &spec.shape).unwrap();
-        let read = |checkpoint: &Checkpoint| {
-            let entry = checkpoint.tensor(&spec.name).unwrap();
-            let mut bytes = vec![0; entry.bytes as usize];
-            let all = 0..entry.bytes;
-            checkpoint.read_part(entry, all, &mut bytes).unwrap();
-            bytes
-        };
-        assert!(read(&found) == read(&expected), "{}", spec.name);
-    }
+    assert_same_model(&found, &fixture());
 }
 
 #[test]
