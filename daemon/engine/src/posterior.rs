@@ -125,6 +125,12 @@ impl PosteriorFit {
         }
     }
 
+    /// How it is fitted.
+    #[must_use]
+    pub fn options(&self) -> &FitOptions {
+        &self.options
+    }
+
     /// Steps that were taken.
     #[must_use]
     pub fn steps(&self) -> usize {

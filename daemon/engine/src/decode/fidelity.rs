@@ -7,8 +7,9 @@
 use std::sync::atomic::AtomicBool;
 
 use sluice_checkpoint::family::MaskToken;
-use sluice_formats::noise::Noise;
+use sluice_formats::{Format, noise::Noise};
 use sluice_ops::{Activation, Ops};
+use sluice_weights::Shape;
 
 use crate::{
     error::EngineError,
@@ -95,6 +96,18 @@ pub struct SampleReading {
     pub memory: SequenceShape,
     /// Most tokens that go through the layers together.
     pub rows: usize,
+}
+
+impl SampleReading {
+    /// How a model of this shape reads, its KV cache in this format, where `mlp_rows` go through an MLP together.
+    #[must_use]
+    pub fn new(shape: &Shape, format: Format, mlp_rows: usize) -> Self {
+        let memory = SequenceShape::of(shape, format);
+        Self {
+            memory,
+            rows: memory.pass_rows(mlp_rows),
+        }
+    }
 }
 
 /// Gives the rows of a sample that are read, after the final norm, to `take`, in one part or more.

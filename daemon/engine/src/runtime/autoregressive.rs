@@ -304,9 +304,7 @@ pub(super) fn pass(
     if chosen.is_err() {
         // Memory may have run short after the layers: the rows are read again by the next try.
         for (request, &rows) in requests.iter_mut().zip(&shares) {
-            if rows > 0 {
-                request.memory.take_back(rows);
-            }
+            request.memory.take_back(rows);
         }
     }
     let reads = shares

@@ -7,7 +7,7 @@ use crate::{
     decode::{fidelity::SampleReading, inputs::InputReader},
     error::EngineError,
     event::{Event, Outcome},
-    model::{network::Interrupt, sequence_memory::SequenceShape},
+    model::network::Interrupt,
     request::CollectInputs,
 };
 
@@ -39,13 +39,9 @@ impl PassRunner<'_> {
             };
             let cancel = self.cancel;
             let ran = self.run(1, &mut |ops, current| {
-                let reading = format.map(|format| {
-                    let memory = SequenceShape::of(&current.planner.config.shape, format);
-                    SampleReading {
-                        memory,
-                        rows: memory.pass_rows(current.mlp_rows),
-                    }
-                });
+                let shape = &current.planner.config.shape;
+                let reading =
+                    format.map(|format| SampleReading::new(shape, format, current.mlp_rows));
                 reader.run(ops, (&current.model, &current.weights), reading, cancel)?;
                 Ok(((), pass.tokens.len()))
             });

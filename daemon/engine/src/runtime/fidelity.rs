@@ -24,7 +24,7 @@ use crate::{
     decode::fidelity::{self, FidelitySample, SampleReading},
     error::EngineError,
     event::{Event, FidelityResult, Outcome, PartLoss},
-    model::{network::Interrupt, sequence_memory::SequenceShape},
+    model::network::Interrupt,
     request::{MeasureFidelity, MeasureMix},
     residency::{LoadOutcome, WeightReader},
 };
@@ -270,13 +270,9 @@ impl Worker {
         choices.settings.resolved_mix = None;
         let current = self.current_mut()?;
         let shape = &current.planner.config.shape;
-        let reading = shape.causal.then(|| {
-            let memory = SequenceShape::of(shape, kept_in);
-            SampleReading {
-                memory,
-                rows: memory.pass_rows(current.mlp_rows),
-            }
-        });
+        let reading = shape
+            .causal
+            .then(|| SampleReading::new(shape, kept_in, current.mlp_rows));
         let longest = samples
             .iter()
             .map(|sample| sample.tokens.len())

@@ -23,7 +23,6 @@ const PLATEAU_GAIN: f64 = 0.005;
 /// The inference of a prompt's latents.
 pub(super) struct PosteriorInference {
     fit: PosteriorFit,
-    steps_max: usize,
     returns_posterior: bool,
     seed: u64,
     /// The latents of the pass that comes, and their noise.
@@ -31,7 +30,6 @@ pub(super) struct PosteriorInference {
     noise: Vec<f32>,
     /// What is minimized, before each step.
     objectives: Vec<f64>,
-    kl_weight: f64,
     started: Instant,
 }
 
@@ -61,13 +59,11 @@ impl PosteriorInference {
         };
         let mut all = Self {
             fit: PosteriorFit::new(start, options),
-            steps_max: steps,
             returns_posterior: thinking.returns_posterior,
             seed,
             z: Vec::new(),
             noise: Vec::new(),
             objectives: Vec::new(),
-            kl_weight: inference.kl_weight.into(),
             started: Instant::now(),
         };
         all.draw();
@@ -94,13 +90,18 @@ impl PosteriorInference {
         cost: &PassCost,
     ) -> (ThoughtReport, Option<Vec<f32>>) {
         let kl = self.fit.posterior.kl();
-        self.objectives.push(found.nll + self.kl_weight * kl);
+        let FitOptions {
+            steps: steps_max,
+            kl_weight,
+            ..
+        } = *self.fit.options();
+        self.objectives.push(found.nll + kl_weight * kl);
         let step = self.fit.steps();
-        let is_last = step == self.steps_max || is_plateau(&self.objectives);
+        let is_last = step == steps_max || is_plateau(&self.objectives);
         let returned = is_last && self.returns_posterior;
         let report = ThoughtReport {
             step,
-            steps_max: self.steps_max,
+            steps_max,
             nll: found.nll,
             kl,
             tokens,
