@@ -7,7 +7,7 @@
 
 #include "elementwise.cuh"
 
-// Some of the runs of a pass, each of consecutive rows of one sequence, by value: no memory on the card is kept for them.
+// Some of the runs of a pass, each of consecutive rows of one sequence, by value: no GPU memory is kept for them.
 struct StateRuns {
     static constexpr u32 MAX = 32;
     // Of each what it reads of a state, and what it writes.

@@ -1,7 +1,7 @@
 //! The layers of all families, written once for every device, format and tier: pre-norm blocks of attention and a gated
 //! MLP, or of RWKV-7's time mix and channel mix.
 //!
-//! With attention: RMSNorm in `f32`, rotary embedding on half-split pairs at positions counted from the start of the prompt, SwiGLU.
+//! With attention: RMSNorm in `f32`, rotary embedding at positions counted from the start of the prompt, SwiGLU.
 //!
 //! Differences from the reference implementations: the last layer's queries, attention output and MLP are computed only
 //! for the rows that are read, and the MLP goes through the rows in chunks; neither changes an element beyond float

@@ -1,4 +1,4 @@
-//! What an autoregressive model keeps of a sequence between passes: a KV cache, or a state, or latents besides a KV cache
+//! What an autoregressive model keeps of a sequence between passes: a KV cache, or a state, or latents with a KV cache
 //! with a window.
 
 use sluice_formats::Format;
