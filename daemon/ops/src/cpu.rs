@@ -52,6 +52,22 @@ impl CpuBackend {
         self.device.run(work);
     }
 
+    /// Does `work` on each row, with its index. A single row is computed where the pass runs: to wake a thread takes
+    /// longer than most rows.
+    pub(super) fn each_row(
+        &self,
+        rows: &mut Activation,
+        work: impl Fn(usize, &mut [f32]) + Send + Sync,
+    ) {
+        if rows.len() == 1 {
+            return work(0, rows.row_mut(0));
+        }
+        self.run(|| {
+            let rows = rows.par_rows_mut().enumerate();
+            rows.for_each(|(index, row)| work(index, row));
+        });
+    }
+
     pub(super) fn rms_norm(
         &self,
         out: &mut Activation,
@@ -61,13 +77,11 @@ impl CpuBackend {
         scale: &mut Activation,
         epsilon: f32,
     ) {
-        self.run(|| {
-            // Once for all rows: the norm's weight is a vector that may be stored as bf16.
-            weight.dequantize(scale.row_mut(0));
-            let scale = scale.row(0);
-            out.par_rows_mut().enumerate().for_each(|(index, out)| {
-                rows::rms_norm(out, x.row(start + index), scale, epsilon);
-            });
+        // Once for all rows: the norm's weight is a vector that may be stored as bf16.
+        weight.dequantize(scale.row_mut(0));
+        let scale = scale.row(0);
+        self.each_row(out, |index, out| {
+            rows::rms_norm(out, x.row(start + index), scale, epsilon);
         });
     }
 
@@ -81,25 +95,17 @@ impl CpuBackend {
     ) {
         // The rows are split among threads, which a plain iterator over the positions cannot be.
         let positions: Vec<usize> = positions.iter().collect();
-        self.run(|| {
-            x.par_rows_mut()
-                .zip(&positions)
-                .for_each(|(row, &position)| {
-                    let (cos, sin) = table.at(position);
-                    match table.pairs {
-                        RopePairs::HalfSplit => rows::rotate(row, cos, sin, direction),
-                        RopePairs::Interleaved => rows::rotate_neighbours(row, cos, sin, direction),
-                    }
-                });
+        self.each_row(x, |index, row| {
+            let (cos, sin) = table.at(positions[index]);
+            match table.pairs {
+                RopePairs::HalfSplit => rows::rotate(row, cos, sin, direction),
+                RopePairs::Interleaved => rows::rotate_neighbours(row, cos, sin, direction),
+            }
         });
     }
 
     pub(super) fn silu_mul(&self, gate: &mut Activation, up: &Activation) {
-        self.run(|| {
-            gate.par_rows_mut().enumerate().for_each(|(index, gate)| {
-                exp::silu_multiply(gate, up.row(index));
-            });
-        });
+        self.each_row(gate, |index, gate| exp::silu_multiply(gate, up.row(index)));
     }
 }
 

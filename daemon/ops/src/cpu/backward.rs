@@ -15,10 +15,8 @@ impl CpuBackend {
         scale: &[f32],
         epsilon: f32,
     ) {
-        self.run(|| {
-            d_x.par_rows_mut().enumerate().for_each(|(index, d_x)| {
-                rows::rms_norm_backward(d_x, x.row(index), d_out.row(index), scale, epsilon);
-            });
+        self.each_row(d_x, |index, d_x| {
+            rows::rms_norm_backward(d_x, x.row(index), d_out.row(index), scale, epsilon);
         });
     }
 

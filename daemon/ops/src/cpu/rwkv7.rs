@@ -53,22 +53,20 @@ impl CpuBackend {
         shares: &[f32],
     ) {
         let runs: Vec<_> = states.runs().collect();
-        self.run(|| {
-            out.par_rows_mut().enumerate().for_each(|(index, out)| {
-                let row = start + index;
-                let run = runs.partition_point(|run| run.end <= row);
-                let before = match row == runs[run].start {
-                    false => x.row(row - 1),
-                    true => match states.before(run, layer, part) {
-                        RowBefore::InPass(row) => x.row(row),
-                        RowBefore::Kept(kept) => kept,
-                    },
-                };
-                let inputs = x.row(row).iter().zip(before).zip(shares);
-                for (out, ((x, before), share)) in out.iter_mut().zip(inputs) {
-                    *out = x + (before - x) * share;
-                }
-            });
+        self.each_row(out, |index, out| {
+            let row = start + index;
+            let run = runs.partition_point(|run| run.end <= row);
+            let before = match row == runs[run].start {
+                false => x.row(row - 1),
+                true => match states.before(run, layer, part) {
+                    RowBefore::InPass(row) => x.row(row),
+                    RowBefore::Kept(kept) => kept,
+                },
+            };
+            let inputs = x.row(row).iter().zip(before).zip(shares);
+            for (out, ((x, before), share)) in out.iter_mut().zip(inputs) {
+                *out = x + (before - x) * share;
+            }
         });
     }
 
@@ -81,10 +79,8 @@ impl CpuBackend {
         scales: [&[f32]; 2],
         epsilon: f32,
     ) {
-        self.run(|| {
-            out.par_rows_mut().enumerate().for_each(|(index, out)| {
-                rows::layer_norm(out, x.row(start + index), scales[0], scales[1], epsilon);
-            });
+        self.each_row(out, |index, out| {
+            rows::layer_norm(out, x.row(start + index), scales[0], scales[1], epsilon);
         });
     }
 
@@ -114,17 +110,15 @@ impl CpuBackend {
 
     /// Applies a function to each element.
     pub(crate) fn channel_function(&self, x: &mut Activation, function: ChannelFunction) {
-        self.run(|| {
-            x.par_rows_mut().for_each(|row| match function {
-                ChannelFunction::Tanh => exp::tanh(row),
-                ChannelFunction::Sigmoid => exp::sigmoid(row),
-                ChannelFunction::SquaredRelu => {
-                    for value in row {
-                        let positive = value.max(0.0);
-                        *value = positive * positive;
-                    }
+        self.each_row(x, |_, row| match function {
+            ChannelFunction::Tanh => exp::tanh(row),
+            ChannelFunction::Sigmoid => exp::sigmoid(row),
+            ChannelFunction::SquaredRelu => {
+                for value in row {
+                    let positive = value.max(0.0);
+                    *value = positive * positive;
                 }
-            });
+            }
         });
     }
 }
