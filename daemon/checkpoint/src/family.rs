@@ -93,6 +93,8 @@ pub struct ModelConfig {
     pub mask: Option<MaskToken>,
     /// Ids that end a text; the first one fills what is left after it. May be empty.
     pub eos_token_ids: Vec<u32>,
+    /// The id that texts begin with in training; `None` where `bos_token_id` names none below `vocab_size`.
+    pub bos_token_id: Option<u32>,
     /// How a latent thought model's latents are to be inferred; `None` for other models.
     pub inference: Option<LatentInference>,
 }
@@ -163,6 +165,7 @@ impl ModelConfig {
                 shifted: family == Family::Dream,
             }),
             eos_token_ids: Vec::new(),
+            bos_token_id: None,
             inference: match shape.layer_kind {
                 LayerKind::LatentThought(_) => Some(LatentInference::default()),
                 LayerKind::Attention | LayerKind::Rwkv7(_) => None,

@@ -184,8 +184,9 @@ fn config(tensors: &BTreeMap<String, TensorEntry>) -> Map<String, Value> {
         "gate_low_rank_dim": size("blocks.0.att.g1", 1),
         "norm_eps": 1e-5,
         "tie_word_embeddings": false,
-        // The world tokenizer's end of text.
+        // The world tokenizer's end of text, behind which the next text begins.
         "eos_token_id": 0,
+        "bos_token_id": 0,
     });
     match config {
         Value::Object(config) => config,

@@ -80,6 +80,7 @@ pub(super) fn read(
         epsilon: keys.positive("rms_norm_eps", EPSILON)?,
         mask,
         eos_token_ids,
+        bos_token_id: keys::bos_token_id(config, generation, vocabulary),
         inference: None,
     })
 }

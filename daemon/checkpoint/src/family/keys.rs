@@ -74,6 +74,18 @@ pub(super) fn eos_token_ids(
     Ok(ids)
 }
 
+/// The id of `bos_token_id`, of the first file that has it. Few requests need it, so one that is no token is none.
+pub(super) fn bos_token_id(
+    config: &Map<String, Value>,
+    generation: Option<&Map<String, Value>>,
+    vocab_size: usize,
+) -> Option<u32> {
+    let maps = [Some(config), generation].into_iter().flatten();
+    let mut ids = maps.filter_map(|map| map.get("bos_token_id")?.as_u64());
+    let id = ids.find(|&id| id < vocab_size as u64)?;
+    u32::try_from(id).ok()
+}
+
 /// Checks that each KV head serves the same number of query heads.
 pub(super) fn check_kv_heads(
     key: &'static str,

@@ -77,6 +77,7 @@ pub(super) fn read(
         epsilon: keys.positive("norm_eps", 1e-5)?,
         mask: None,
         eos_token_ids: keys::eos_token_ids(config, generation, vocab_size)?,
+        bos_token_id: keys::bos_token_id(config, generation, vocab_size),
         inference: Some(inference(&keys)?),
     })
 }
@@ -193,6 +194,16 @@ mod tests {
         assert_eq!(config.shape.layer_kind, LayerKind::LatentThought(latents));
         assert!(config.shape.tied && config.shape.causal);
         assert_eq!(config.inference, Some(LatentInference::default()));
+        for (value, expected) in [
+            (json!(7), Some(7)),
+            (json!(50_258), None),
+            (json!(u64::MAX), None),
+            (json!([7]), None),
+            (json!(null), None),
+        ] {
+            let config = read(|config| config["bos_token_id"] = value.clone()).unwrap();
+            assert_eq!(config.bos_token_id, expected, "{value}");
+        }
         let trained = read(|config| {
             config["posterior_steps"] = 32.into();
             config["posterior_learning_rate"] = 0.5.into();

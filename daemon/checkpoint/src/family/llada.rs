@@ -87,6 +87,7 @@ pub(super) fn read(
             shifted: false,
         }),
         eos_token_ids,
+        bos_token_id: keys::bos_token_id(config, generation, vocabulary),
         inference: None,
     })
 }

@@ -77,6 +77,7 @@ pub(super) fn read(
         epsilon: keys.positive("norm_eps", 1e-5)?,
         mask: None,
         eos_token_ids,
+        bos_token_id: keys::bos_token_id(config, generation, vocab_size),
         inference: None,
     })
 }

@@ -3,7 +3,9 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{super::CheckpointError, Gguf, dialect::GgufFamily, tensor::Tensor};
+use super::{
+    super::CheckpointError, Gguf, dialect::GgufFamily, tensor::Tensor, tokenizer::BOS_KEY,
+};
 
 /// A family's keys of numbers.
 struct NumberKeys {
@@ -118,6 +120,9 @@ impl Gguf {
             config.insert("mask_token_id".to_owned(), id.into());
         }
         config.insert("eos_token_id".to_owned(), self.end_token_ids()?.into());
+        if let Some(id) = self.metadata.whole(BOS_KEY)? {
+            config.insert("bos_token_id".to_owned(), id.into());
+        }
         match self.dialect.model {
             GgufFamily::Llada => self.add_llada(&mut config)?,
             GgufFamily::Llama => self.add_others(&mut config, "llama")?,

@@ -20,7 +20,7 @@ use super::{
 
 const MODEL_KEY: &str = "tokenizer.ggml.model";
 const TYPES_KEY: &str = "tokenizer.ggml.token_type";
-const BOS_KEY: &str = "tokenizer.ggml.bos_token_id";
+pub(super) const BOS_KEY: &str = "tokenizer.ggml.bos_token_id";
 const UNKNOWN_KEY: &str = "tokenizer.ggml.unknown_token_id";
 const TEMPLATE_KEY: &str = "tokenizer.chat_template";
 
