@@ -14,7 +14,7 @@ use sluice_engine::{
     decode::VisibleText,
     event::{
         CanvasPosition, EventSink, FinishReason, GenerationResult, PassCost, PassPhases,
-        PassReport, ThoughtReport, TokenState,
+        PassReport, ThoughtReport, ThoughtStep, TokenState,
     },
     runtime::SwitchProgress,
 };
@@ -291,13 +291,18 @@ impl Generation {
             means: posterior.mu.clone(),
             log_variances: posterior.log_var.clone(),
         });
+        let (noise_level, (nll, kl, tokens)) = match report.found {
+            ThoughtStep::Sampled { noise_level } => (Some(noise_level), (0.0, 0.0, 0)),
+            ThoughtStep::Inferred { nll, kl, tokens } => (None, (nll, kl, tokens)),
+        };
         self.writer.record.thought(v1::GenerationThought {
             request_id: self.writer.id(),
             step: report.step as u32,
             steps_max: report.steps_max as u32,
-            nll: report.nll,
-            kl: report.kl,
-            tokens: report.tokens as u32,
+            nll,
+            kl,
+            tokens: tokens as u32,
+            noise_level,
             pass_ms: ms(report.cost.time),
             elapsed_ms: ms(report.elapsed),
             is_last: report.is_last,

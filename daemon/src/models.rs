@@ -112,6 +112,8 @@ impl ServingModel {
                 has_tokenizer: self.loaded.tokenizer.is_some(),
                 mask_token_id: info.mask.map(|mask| mask.token_id),
                 eos_token_ids: info.eos_token_ids.clone(),
+                has_prior: info.has_prior,
+                bos_token_id: info.bos_token_id,
                 kind: match info.mask {
                     Some(_) => v1::ModelKind::MaskedDiffusion.into(),
                     None => v1::ModelKind::Autoregressive.into(),

@@ -20,7 +20,9 @@ use sluice_proto::{
     },
     v1,
 };
-use sluice_shared::{decoding::Decoding, level::AdvisedLimits, policy::PolicyChoice};
+use sluice_shared::{
+    decoding::Decoding, level::AdvisedLimits, policy::PolicyChoice, prior::PriorSampling,
+};
 use sluice_tokenizer::Patience;
 
 use self::encoder::{TextEncoder, empty};
@@ -188,8 +190,9 @@ pub fn generation(
         sampling: sampler.sampling,
         stops: stops.into_iter().map(String::into_bytes).collect(),
         seed: request.sampling.seed.map_or_else(draw_seed, Ok)?,
-        thinking: thinking(request.thinking, info, &mut told),
+        thinking: None,
     };
+    work.thinking = thinking(request.thinking, (info, work.prompt.len()), &mut told);
     let dial = preset::apply_preset(
         &mut work,
         &diffusion.decoding,
@@ -220,10 +223,10 @@ pub fn generation(
     })
 }
 
-/// How a model with latents comes to them; what others are asked, the engine refuses.
+/// How a model with latents comes to them after a prompt of so many tokens; what others are asked, the engine refuses.
 fn thinking(
     choice: Option<ThinkingChoice>,
-    info: &ModelInfo,
+    (info, prompt): (&ModelInfo, usize),
     told: &mut Vec<v1::ResolvedSetting>,
 ) -> Option<Box<Thinking>> {
     if choice.is_none() && info.inference.is_none() {
@@ -232,22 +235,43 @@ fn thinking(
     let ThinkingChoice {
         steps,
         thoughts,
+        prior,
         returns_thoughts,
     } = choice.unwrap_or_default();
+    // A single token is given, and tells nothing.
+    let has_evidence = prompt > 1;
     let start = thoughts.map(|(mu, log_var)| Arc::new(Posterior { mu, log_var }));
     let steps = match (steps, &start) {
         (Some(steps), _) => steps as usize,
         (None, Some(_)) => 0,
         (None, None) => {
-            let steps = info.inference.unwrap_or_default().steps;
+            let steps = match has_evidence {
+                true => info.inference.unwrap_or_default().steps,
+                false => 0,
+            };
             let setting = settings::resolved_setting("think", steps, SettingOrigin::BuiltIn);
             told.push(setting);
             steps
         }
     };
+    let is_drawn = start.is_none() && !(steps > 0 && has_evidence);
+    let prior = match prior {
+        // As it was trained, inference begins near zero: its divergence is that from N(0, I).
+        None if is_drawn && info.has_prior => {
+            let usual = PriorSampling::default();
+            told.push(settings::resolved_setting(
+                "prior",
+                usual,
+                SettingOrigin::BuiltIn,
+            ));
+            Some(usual)
+        }
+        prior => prior,
+    };
     Some(Box::new(Thinking {
         steps,
         start,
+        prior,
         returns_posterior: returns_thoughts,
     }))
 }

@@ -12,7 +12,10 @@ mod reference;
 use std::fmt::Display;
 
 pub use sluice_shared::sampling::{EosPolicy, KvCacheMode, Remasking, Sampling, SamplingOptions};
-use sluice_shared::sampling::{STOP_BYTES_MAX, STOPS_MAX, field_path};
+use sluice_shared::{
+    prior::{PriorSampling, PriorSolver},
+    sampling::{STOP_BYTES_MAX, STOPS_MAX, field_path},
+};
 
 pub use self::{
     decoding::{CanvasGrowth, DecodingChoice, DiffusionChoice, KvCacheReuse, Preset, Speculation},
@@ -148,6 +151,8 @@ pub struct ThinkingChoice {
     pub steps: Option<u32>,
     /// Where inference begins: means and log variances, as many as each other.
     pub thoughts: Option<(Vec<f32>, Vec<f32>)>,
+    /// How a sample of the learned prior is drawn; with steps that a sampler takes.
+    pub prior: Option<PriorSampling>,
     /// Whether the posterior is given back.
     pub returns_thoughts: bool,
 }
@@ -226,7 +231,7 @@ impl TryFrom<v1::GenerateRequest> for Generation {
         let prompt = |prompt| Input::Prompt { prompt, length };
         let input = match wire.input.ok_or_else(|| invalid("input", "is missing"))? {
             WireInput::Chat(chat) => prompt(Prompt::Chat(conversation(chat)?)),
-            WireInput::RawText(text) => prompt(raw_text(text)?),
+            WireInput::RawText(text) => prompt(Prompt::Raw(text)),
             WireInput::Tokens(tokens) => prompt(Prompt::Tokens(ids("tokens", tokens)?)),
             // The text is the canvas of an edit, which leaves no place for a length and for pins.
             WireInput::Edit(edit) => {
@@ -260,7 +265,10 @@ impl TryFrom<v1::ScoreRequest> for Scoring {
 
         let prompt = match wire.prompt.ok_or_else(|| invalid("prompt", "is missing"))? {
             WirePrompt::Chat(chat) => Prompt::Chat(conversation(chat)?),
-            WirePrompt::RawText(text) => raw_text(text)?,
+            WirePrompt::RawText(text) if text.is_empty() => {
+                return Err(invalid("raw_text", "the prompt is empty"));
+            }
+            WirePrompt::RawText(text) => Prompt::Raw(text),
             WirePrompt::Tokens(tokens) => Prompt::Tokens(ids("tokens", tokens)?),
         };
         let answer = match wire.answer.ok_or_else(|| invalid("answer", "is missing"))? {
@@ -339,8 +347,33 @@ fn thinking(wire: v1::ThinkingOptions) -> Result<ThinkingChoice, InvalidField> {
     Ok(ThinkingChoice {
         steps: wire.steps,
         thoughts: wire.thoughts.map(thoughts).transpose()?,
+        prior: wire.prior.map(prior_sampling).transpose()?,
         returns_thoughts: wire.return_thoughts,
     })
+}
+
+fn prior_sampling(wire: v1::PriorSampling) -> Result<PriorSampling, InvalidField> {
+    let field = "thinking.prior";
+    let solver = checked(field, wire.solver, v1::PriorSolver::checked)?;
+    let usual = solver.map_or_else(PriorSampling::default, PriorSampling::of);
+    let sampling = match (usual.solver, wire.steps) {
+        (PriorSolver::None, Some(_)) => return Err(invalid(field, "solver none has no steps")),
+        (_, None) => usual,
+        (_, Some(steps)) => PriorSampling { steps, ..usual },
+    };
+    match sampling.problem() {
+        Some(problem) => Err(invalid(field, problem)),
+        None => Ok(sampling),
+    }
+}
+
+impl From<PriorSampling> for v1::PriorSampling {
+    fn from(sampling: PriorSampling) -> Self {
+        Self {
+            solver: v1::PriorSolver::from(sampling.solver).into(),
+            steps: (sampling.solver != PriorSolver::None).then_some(sampling.steps),
+        }
+    }
 }
 
 fn stops(stops: Vec<String>) -> Result<Vec<String>, InvalidField> {
@@ -394,13 +427,6 @@ fn turns(field: &'static str, messages: Vec<v1::ChatMessage>) -> Result<Vec<Turn
         })
     };
     messages.into_iter().map(turn).collect()
-}
-
-fn raw_text(text: String) -> Result<Prompt, InvalidField> {
-    if text.is_empty() {
-        return Err(invalid("raw_text", "the prompt is empty"));
-    }
-    Ok(Prompt::Raw(text))
 }
 
 fn ids(field: &'static str, tokens: v1::TokenIds) -> Result<Vec<u32>, InvalidField> {

@@ -6,6 +6,7 @@ use sluice_shared::{
     decoding::CanvasGrowth,
     level::{EmbeddingPlacement, KvCacheFormat, Level},
     preset::Preset,
+    prior::PriorSolver,
     pruning::PruneScore,
     sampling::{EosPolicy, KvCacheMode, Remasking},
 };
@@ -44,6 +45,7 @@ same_values!(Remasking as Remasking: LowConfidence = LowConfidence, Random = Ran
 same_values!(EosPolicy as EosPolicy: Stop = Stop, Suppress = Suppress, Keep = Keep);
 same_values!(KvCacheMode as KvCacheMode: None = None, Prefix = Prefix, Dual = Dual, Vicinity = Vicinity);
 same_values!(PruneScore as PruneScore: L2 = L2, Magnitude = Magnitude, Wanda = Wanda, Flap = Flap, Obs = Obs);
+same_values!(PriorSolver as PriorSolver: None = None, DpmSolverPp2m = DpmSolverPp2m, Heun = Heun, AdaptiveHeun = AdaptiveHeun);
 same_values!(CanvasGrowth as CanvasGrowth: Fixed = Fixed, Append = Append, Insert = Insert);
 
 /// The format of uncompressed weights with this dtype.

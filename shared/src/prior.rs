@@ -56,6 +56,17 @@ impl Default for PriorSampling {
 }
 
 impl PriorSampling {
+    /// Why no sampler takes so many steps; `None` where it does.
+    #[must_use]
+    pub fn problem(self) -> Option<String> {
+        let steps = self.steps;
+        (self.solver != PriorSolver::None && !(1..=PRIOR_STEPS_MAX).contains(&steps)).then(|| {
+            format!(
+                "must have between 1 and {PRIOR_STEPS_MAX} steps, not {steps}; 20 to 50 are usual"
+            )
+        })
+    }
+
     /// A solver with its usual number of steps.
     #[must_use]
     pub fn of(solver: PriorSolver) -> Self {
@@ -67,7 +78,7 @@ impl fmt::Display for PriorSampling {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.solver {
             PriorSolver::None => f.write_str(self.solver.name()),
-            solver => write!(f, "{}:steps={}", solver.name(), self.steps),
+            solver => write!(f, "{}:{}", solver.name(), self.steps),
         }
     }
 }
@@ -89,10 +100,12 @@ impl FromStr for PriorSampling {
         let Some(steps) = steps else {
             return Ok(all);
         };
-        let steps = steps.strip_prefix("steps=").map(str::parse);
+        let steps = steps.strip_prefix("steps=").unwrap_or(steps).parse();
         match steps {
-            Some(Ok(steps)) if solver != PriorSolver::None => Ok(Self { solver, steps }),
-            _ => Err(format!("expected SOLVER or SOLVER:steps=N, found {text:?}")),
+            Ok(steps) if solver != PriorSolver::None => Ok(Self { solver, steps }),
+            _ => Err(format!(
+                "expected SOLVER or SOLVER:STEPS, such as heun:30, found {text:?}"
+            )),
         }
     }
 }
@@ -108,9 +121,11 @@ mod tests {
             assert_eq!(sampling.to_string().parse(), Ok(sampling));
             assert_eq!(solver.name().parse(), Ok(sampling));
         }
-        let heun: PriorSampling = "heun:steps=40".parse().unwrap();
-        assert_eq!((heun.solver, heun.steps), (PriorSolver::Heun, 40));
-        for wrong in ["euler", "heun:40", "heun:steps=", "none:steps=3", ""] {
+        for text in ["heun:40", "heun:steps=40"] {
+            let heun: PriorSampling = text.parse().unwrap();
+            assert_eq!((heun.solver, heun.steps), (PriorSolver::Heun, 40));
+        }
+        for wrong in ["euler", "heun:", "heun:-1", "heun:steps=", "none:3", ""] {
             assert!(wrong.parse::<PriorSampling>().is_err(), "{wrong}");
         }
     }

@@ -4,6 +4,7 @@ use sluice_plan::Workload;
 use sluice_shared::{
     decoding::{BRANCHES_MAX, CanvasGrowth, Decoding, Speculation},
     policy::PolicyChoice,
+    prior::PriorSolver,
     sampling::{KvCacheMode, Remasking, STOP_BYTES_MAX, STOPS_MAX, Sampling, field_path},
 };
 use sluice_weights::LayerKind;
@@ -407,6 +408,20 @@ fn check_thinking(thinking: &Thinking, model: &ModelInfo) -> Result<(), RequestE
             thinking.steps
         );
         return refused("thinking.steps", problem);
+    }
+    if let Some(prior) = thinking.prior {
+        if let Some(problem) = prior.problem() {
+            return refused("thinking.prior", problem);
+        }
+        let samples = prior.solver != PriorSolver::None;
+        if samples && !model.has_prior {
+            let problem = "the loaded model has no learned prior; `sluice-train prior` makes one";
+            return refused("thinking.prior", problem.to_owned());
+        }
+        if samples && thinking.start.is_some() {
+            let problem = "thoughts say where to begin already; leave out one of both";
+            return refused("thinking.prior", problem.to_owned());
+        }
     }
     let Some(start) = &thinking.start else {
         return Ok(());

@@ -153,6 +153,9 @@ pub enum EngineError {
         /// The model's family.
         family: &'static str,
     },
+    /// A sample of the learned prior is infinite or not a number.
+    #[error("the sample of the model's learned prior is not finite")]
+    PriorNotFinite,
     /// The device refused something, or failed.
     #[error(transparent)]
     Ops(#[from] OpsError),

@@ -85,7 +85,7 @@ pub enum Event {
     },
     /// A pass is done; a full picture of the open block.
     Pass(Box<PassReport>),
-    /// A step of inference of latents is done.
+    /// A step for latents is done: of sampling the learned prior, or of inference.
     Thought(Box<ThoughtReport>),
     /// A block has no mask left.
     BlockDone {
@@ -132,28 +132,44 @@ pub struct PassReport {
     pub cost: PassCost,
 }
 
-/// How far the inference of a prompt's latents is.
+/// How far a request is with its latents: a step of sampling the learned prior, or of inference.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ThoughtReport {
-    /// Steps that were taken.
+    /// Steps of its kind that were taken.
     pub step: usize,
     /// Most steps.
     pub steps_max: usize,
-    /// Cross-entropy of the prompt's tokens after the first, in nats, with latents of noise that nothing was fitted on.
-    pub nll: f64,
-    /// KL divergence of the posterior from the prior, in nats. With the cross-entropy it is an estimate of an upper bound
-    /// on what the tokens cost.
-    pub kl: f64,
-    /// Tokens whose cross-entropy that is.
-    pub tokens: usize,
-    /// Time since inference began.
+    /// What the step came to.
+    pub found: ThoughtStep,
+    /// Time since the first step of its kind began.
     pub elapsed: Duration,
     /// Time, memory and streaming of the pass; nothing where there was none.
     pub cost: PassCost,
-    /// Whether no step follows.
+    /// Whether no step of its kind follows.
     pub is_last: bool,
-    /// The posterior, in the last report, if it was asked for.
+    /// The posterior, in the last report of all, if it was asked for.
     pub posterior: Option<Arc<Posterior>>,
+}
+
+/// What a step for latents came to.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum ThoughtStep {
+    /// Of sampling the learned prior.
+    Sampled {
+        /// The standard deviation of the noise that is left, relative to normalised latents.
+        noise_level: f64,
+    },
+    /// Of inference.
+    Inferred {
+        /// Cross-entropy of the prompt's tokens after the first, in nats, with latents of noise that nothing was fitted
+        /// on.
+        nll: f64,
+        /// KL divergence of the posterior from N(0, I), in nats. With the cross-entropy it is an estimate of an upper
+        /// bound on what the tokens cost.
+        kl: f64,
+        /// Tokens whose cross-entropy that is.
+        tokens: usize,
+    },
 }
 
 /// The state of the weights after a pass.

@@ -44,6 +44,10 @@ pub struct ModelInfo {
     pub mask: Option<MaskToken>,
     /// Ids that end a text; the first fills what is left after it. May be empty.
     pub eos_token_ids: Vec<u32>,
+    /// The id that texts begin with; `None` where the checkpoint names none.
+    pub bos_token_id: Option<u32>,
+    /// Whether a learned prior of its latents lies beside it.
+    pub has_prior: bool,
     /// How a latent thought model's latents are to be inferred; `None` for other models.
     pub inference: Option<LatentInference>,
 }

@@ -36,12 +36,21 @@ impl Posterior {
         }
     }
 
-    /// The prior: what is thought of nothing.
+    /// N(0, I), the prior without a learned one: what is thought of nothing.
     #[must_use]
     pub fn prior(elements: usize) -> Self {
         Self {
             mu: vec![0.0; elements],
             log_var: vec![0.0; elements],
+        }
+    }
+
+    /// These latents alone: so narrow around them that every draw is them.
+    #[must_use]
+    pub fn at_point(mu: Vec<f32>) -> Self {
+        Self {
+            log_var: vec![-LOG_VAR_MAX; mu.len()],
+            mu,
         }
     }
 

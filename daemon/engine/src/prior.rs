@@ -4,6 +4,7 @@
 //! 2212.09748) for the network: a row for each latent vector, with a learned place, and layers whose norms are shifted,
 //! scaled and gated by the noise level (adaLN). Reference: `sluice_train::prior`, which trains it.
 
+mod memory;
 mod network;
 mod sampling;
 
@@ -18,6 +19,7 @@ use sluice_ops::{
 };
 use sluice_weights::{Weight, WeightData};
 
+use self::memory::dry_run_matmuls;
 pub use self::sampling::Sampler;
 use crate::error::EngineError;
 
@@ -40,6 +42,19 @@ impl Prior {
         let mut weights = ledger.buffer(MemoryKind::Weights, file.elements())?;
         file.read(&mut weights)?;
         Ok(Self::new(file.shape, weights))
+    }
+
+    /// Enters the weights of such a prior in a dry run's ledger until the result is dropped, and goes through the matmuls of
+    /// its network. Its loops take [`Prior::scratch_bytes`] besides.
+    ///
+    /// # Errors
+    /// When its sizes exceed all memory.
+    pub(crate) fn dry_run(shape: PriorShape, ops: &Ops) -> Result<HostBuffer<f32>, EngineError> {
+        let tensors = shape.tensors().into_iter();
+        let elements = tensors.map(|(_, shape)| shape.into_iter().product::<usize>());
+        let weights = (ops.ledger()).buffer(MemoryKind::Weights, elements.sum())?;
+        dry_run_matmuls(shape, ops)?;
+        Ok(weights)
     }
 
     fn new(shape: PriorShape, weights: HostBuffer<f32>) -> Self {
@@ -73,6 +88,8 @@ impl Prior {
     /// # Errors
     /// When memory for activations is short.
     pub fn denoise(&self, ops: &Ops, x: &[f32], sigma: f64) -> Result<Vec<f32>, OpsError> {
+        let scratch = Self::scratch_bytes(self.shape);
+        let _held = ops.ledger().reserve(MemoryKind::Scratch, scratch)?;
         let square = sigma * sigma + 1.0;
         let into = square.sqrt().recip() as f32;
         let [skip, out] = [square.recip() as f32, (sigma / square.sqrt()) as f32];

@@ -8,6 +8,7 @@ use sluice_shared::{
     level::Level,
     mix::MixId,
     policy::PolicyChoice,
+    prior::PriorSampling,
     sampling::{EosPolicy, Remasking, Sampling},
 };
 use sluice_weights::{MatrixInput, TensorPart};
@@ -71,8 +72,11 @@ pub struct Thinking {
     /// Most steps of inference, at most [`crate::admission::THINK_STEPS_MAX`]. With 0, latents are drawn from where it
     /// would begin.
     pub steps: usize,
-    /// Where inference begins; `None`: with steps near zero, as the reference begins, and without at the prior.
+    /// Where inference begins; `None`: with steps near zero, as the reference begins, and without at N(0, I).
     pub start: Option<Arc<Posterior>>,
+    /// How a sample of the model's learned prior is drawn, whose latents are the means that inference begins with, or
+    /// without steps the latents; `None`: it is not asked. Not with `start`.
+    pub prior: Option<PriorSampling>,
     /// Whether the posterior is told in the end.
     pub returns_posterior: bool,
 }

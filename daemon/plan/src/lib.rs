@@ -242,7 +242,7 @@ impl StagingBuffers {
 pub struct WorkingMemory {
     /// Bytes that the GPU's driver takes for its context.
     pub context_bytes: u64,
-    /// Tables of the model that no plan changes, such as rotary angles.
+    /// What no plan changes of the model: its tables, such as rotary angles, and the weights of a learned prior.
     pub tables_bytes: u64,
     /// Activations of the workload.
     pub activation_bytes: u64,

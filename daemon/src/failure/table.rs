@@ -263,6 +263,9 @@ fn engine(error: &EngineError) -> ErrorRow {
             .figure("head_dim", head_dim),
         EngineError::NotOnGpu { .. } => ErrorRow::new(Code::FailedPrecondition, "NOT_ON_GPU")
             .hint("start sluiced with --device cpu"),
+        EngineError::PriorNotFinite => ErrorRow::new(Code::DataLoss, "PRIOR_NOT_FINITE").hint(
+            "draw latents from N(0, I) with the prior none, or train another prior with `sluice-train prior`",
+        ),
         EngineError::Ops(error) => ops(error),
         EngineError::Plan(error) => plan(error),
         EngineError::Tokenizer(
@@ -419,6 +422,7 @@ fn request(error: &RequestError) -> ErrorRow {
             let row = ErrorRow::invalid("SAMPLING", field_name(what));
             match what.strip_prefix("thinking.") {
                 Some("thoughts") => row.hint("give thoughts that this model had"),
+                Some("prior") => row.hint("leave it out, or draw latents from N(0, I) with none"),
                 Some(_) => row.hint("leave it out for the usual number of steps"),
                 None => row.hint("leave it out to disable it"),
             }

@@ -32,6 +32,7 @@ fn name(failure: &Failure) -> &'static str {
         F::Engine(E::Ops(OpsError::NoGpu(_))) => "no card",
         F::Engine(E::HeadDim { .. }) => "head size",
         F::Engine(E::NotOnGpu { .. }) => "not on GPUs",
+        F::Engine(E::PriorNotFinite) => "prior not finite",
         F::Engine(E::Ops(OpsError::Gpu(_))) => "card",
         F::Engine(E::Plan(error)) => plan_name(error),
         F::Engine(E::LoadCancelled) => "load cancelled",
@@ -176,7 +177,7 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
 }
 
 /// Variants that [`name`] knows.
-const VARIANTS: usize = 194;
+const VARIANTS: usize = 195;
 
 /// An example of each variant with its code; of `Io`, one of each kind that matters.
 async fn all() -> Vec<(Failure, Code)> {
@@ -237,6 +238,7 @@ async fn all() -> Vec<(Failure, Code)> {
             ))),
             Internal,
         ),
+        (engine(EngineError::PriorNotFinite), DataLoss),
         (engine(EngineError::LoadCancelled), Cancelled),
         (engine(EngineError::Superseded), Aborted),
         (

@@ -48,6 +48,7 @@ impl<'a> TextEncoder<'a> {
     pub(super) fn prompt(&mut self, prompt: Prompt) -> Result<Vec<u32>, Failure> {
         let (field, ids) = match prompt {
             Prompt::Tokens(ids) => return Ok(ids),
+            Prompt::Raw(text) if text.is_empty() => return Ok(vec![self.begin()?]),
             Prompt::Raw(text) => ("raw_text", self.raw(&text)?),
             Prompt::Chat(turns) => ("chat", self.chat(&turns)?),
         };
@@ -55,6 +56,21 @@ impl<'a> TextEncoder<'a> {
             return Err(empty(field, "the prompt has no tokens").into());
         }
         Ok(ids)
+    }
+
+    /// What a text without a prompt begins with.
+    fn begin(&self) -> Result<u32, InvalidField> {
+        let info = &self.serving.loaded.info;
+        let refused = |problem| Err(empty("raw_text", problem));
+        match (info.mask, info.bos_token_id) {
+            (None, Some(id)) => Ok(id),
+            (None, None) => refused(
+                "the prompt is empty, and the model's configuration has no begin token (bos_token_id) to begin with; give a prompt",
+            ),
+            (Some(_), _) => {
+                refused("the prompt is empty; only autoregressive models write without one")
+            }
+        }
     }
 
     /// Text as it stands, behind what the tokenizer puts before every text. LLaDA's puts nothing there.

@@ -40,6 +40,8 @@ pub(crate) fn serving(with_text: bool) -> ServingModel {
             shifted: false,
         }),
         eos_token_ids: vec![1],
+        bos_token_id: None,
+        has_prior: false,
     };
     ServingModel {
         name: ModelName::embedded(),

@@ -16,6 +16,7 @@ mod gpu;
 mod idle;
 mod jobs;
 mod kills;
+mod latents;
 mod library;
 mod load;
 mod loads;

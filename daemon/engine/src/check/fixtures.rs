@@ -30,7 +30,7 @@ use crate::{
         network::{Interrupt, Network, Sequence, VisibleKeys, logits},
         sequence_memory::{SequenceMemory, SequenceShape},
     },
-    posterior::{LOG_VAR_MAX, Posterior},
+    posterior::Posterior,
     request::Thinking,
     residency::{LoadOutcome, Residency, WeightReader},
 };
@@ -397,10 +397,8 @@ pub fn fixture_samples(folder: &Path, options: EngineOptions) -> Result<Vec<Samp
             let thinking = z.first().map(|z| {
                 Box::new(Thinking {
                     steps: 0,
-                    start: Some(Arc::new(Posterior {
-                        mu: z.clone(),
-                        log_var: vec![-LOG_VAR_MAX; z.len()],
-                    })),
+                    start: Some(Arc::new(Posterior::at_point(z.clone()))),
+                    prior: None,
                     returns_posterior: false,
                 })
             });

@@ -3,7 +3,7 @@
 
 use std::sync::atomic::AtomicBool;
 
-use sluice_checkpoint::family::ModelConfig;
+use sluice_checkpoint::{PriorShape, family::ModelConfig};
 use sluice_formats::{Format, noise::Noise};
 use sluice_machine::{MemoryKind, Profile, page::PAGE_BYTES};
 use sluice_ops::{
@@ -21,23 +21,30 @@ use super::{
     network::{Interrupt, LatentText, Network, Sequence, VisibleKeys},
     sequence_memory::{SequenceMemory, SequenceShape},
 };
-use crate::{error::EngineError, residency::Residency};
+use crate::{error::EngineError, prior::Prior, residency::Residency};
 
 /// A dry run of a model's passes, for any workload.
 #[derive(Debug)]
 pub struct DryRun {
     config: ModelConfig,
     groups: Vec<WeightGroupPlan>,
+    prior: Option<PriorShape>,
     profile: Profile,
 }
 
 impl DryRun {
-    /// The dry run of a model with these tensors, on such a device.
+    /// The dry run of a model with these tensors and a learned prior of this shape, on such a device.
     #[must_use]
-    pub fn new(config: ModelConfig, sources: &[SourceTensor], profile: Profile) -> Self {
+    pub fn new(
+        config: ModelConfig,
+        sources: &[SourceTensor],
+        prior: Option<PriorShape>,
+        profile: Profile,
+    ) -> Self {
         Self {
             config,
             groups: weight_groups(sources),
+            prior,
             profile,
         }
     }
@@ -67,6 +74,11 @@ impl DryRun {
         // The intermediate matrices of an MLP are a large part of a pass's activations, so the plan depends on this
         // number.
         model.set_mlp_rows(mlp_rows);
+        // Its weights are there for as long as the model's tables are.
+        let _prior = match self.prior {
+            Some(shape) => Some(Prior::dry_run(shape, &ops)?),
+            None => None,
+        };
         let cache = match self.config.shape.causal {
             true => Some(resolve_kv_cache_format(kv_cache_format, &self.profile)?),
             false => None,
@@ -91,7 +103,8 @@ impl DryRun {
             kv_cache_format: cache.filter(|_| StateShape::of(&self.config.shape).is_none()),
             state_bytes: peak(MemoryKind::State),
             logits_bytes: peak(MemoryKind::Logits),
-            scratch_bytes: peak(MemoryKind::Scratch),
+            // A prior's is taken beside that of all threads.
+            scratch_bytes: peak(MemoryKind::Scratch) + self.prior.map_or(0, Prior::scratch_bytes),
             mlp_rows,
         })
     }

@@ -125,6 +125,7 @@ impl Network {
             vocab_size: vocabulary,
             mask,
             eos_token_ids,
+            bos_token_id,
             inference,
             ..
         } = &self.config;
@@ -145,6 +146,8 @@ impl Network {
             context_length: shape.context_length,
             mask: *mask,
             eos_token_ids: eos_token_ids.clone(),
+            bos_token_id: *bos_token_id,
+            has_prior: false,
             inference: *inference,
         }
     }

@@ -97,7 +97,7 @@ impl World {
 
     /// What passes of this workload are said to take.
     fn dry_run(&self, workload: &Workload) -> WorkingMemory {
-        let dry_run = DryRun::new(self.config.clone(), &self.sources, self.profile);
+        let dry_run = DryRun::new(self.config.clone(), &self.sources, None, self.profile);
         dry_run
             .working(workload, MLP_ROWS, KvCacheFormat::Auto)
             .unwrap()
@@ -457,7 +457,7 @@ fn check_prompts(name: &str) {
 #[test]
 fn kv_caches_of_any_lengths_take_no_more_than_was_planned() {
     let world = World::new("llama-tiny");
-    let dry_run = DryRun::new(world.config.clone(), &world.sources, world.profile);
+    let dry_run = DryRun::new(world.config.clone(), &world.sources, None, world.profile);
     let formats = [
         (KvCacheFormat::Bf16, Format::Bf16),
         (KvCacheFormat::Q5_0, Format::Q5_0),

@@ -78,10 +78,26 @@ impl Sampler {
         self.evaluations
     }
 
+    /// Steps that were taken: in the end as many as asked for, of an adaptive method at most so many.
+    #[must_use]
+    pub fn steps(&self) -> usize {
+        self.step
+    }
+
+    /// The standard deviation of the noise that is left, relative to normalised latents.
+    #[must_use]
+    pub fn noise_level(&self) -> f64 {
+        match (self.is_done, self.sampling.solver) {
+            (true, _) => 0.0,
+            (false, PriorSolver::AdaptiveHeun) => sigma_at(self.place),
+            (false, _) => sigma_of(self.step, self.sampling.steps as usize),
+        }
+    }
+
     /// The normalised latents, in the end.
     #[must_use]
-    pub fn into_sample(self) -> Vec<f32> {
-        self.x
+    pub fn sample(&self) -> &[f32] {
+        &self.x
     }
 
     /// Takes a step, of at most two evaluations. One that fails may be tried again.
@@ -170,6 +186,7 @@ impl Sampler {
         };
         if self.place >= 1.0 {
             self.x = moved(&self.x, &first, -from);
+            self.step += 1;
             self.is_done = true;
             return Ok(());
         }

@@ -3,7 +3,6 @@
 
 use std::sync::{Arc, atomic::AtomicBool};
 
-use sluice_checkpoint::family::LatentInference;
 use sluice_machine::Profile;
 use sluice_ops::{Activation, Candidate, LogitsRows, Ops, OpsError, Phase, RecurrentState};
 use sluice_plan::{Workload, compute_format, resolve_kv_cache_format};
@@ -14,7 +13,7 @@ use super::{
     contain::contained,
     current_model::CurrentModel,
     prefix_cache::{KEPT_PREFIXES_MAX, KeptPrefix, longest_prefix, prefix_cache_bytes},
-    thinking::PosteriorInference,
+    thinking::{LatentSearch, PriorSample, SearchOptions},
     worker::Worker,
 };
 use crate::{
@@ -25,7 +24,8 @@ use crate::{
         network::{Interrupt, LatentGradient, LatentText, Sequence, VisibleKeys, acquire},
         sequence_memory::{SequenceMemory, SequenceShape},
     },
-    request::Generate,
+    prior::Prior,
+    request::{Generate, Thinking},
     residency::Residency,
 };
 
@@ -33,8 +33,8 @@ use crate::{
 pub(super) struct AutoregressiveRequest {
     continuation: Continuation,
     memory: SequenceMemory,
-    /// Of a model with latents: their inference, which comes first.
-    thinking: Option<PosteriorInference>,
+    /// Of a model with latents: the search for them, which comes first.
+    search: Option<LatentSearch>,
     /// Where a state is to be kept once it has read all of the prompt but its last token, for other answers to it.
     fork: Option<RecurrentState>,
     /// Tokens of the prompt.
@@ -103,17 +103,29 @@ impl AutoregressiveRequest {
         let mut memory = SequenceMemory::new(&worker.ops, shape, capacity)?;
         worker.reuse_prefix(&request.prompt, &mut memory)?;
         let fork = worker.fork_for(shape, request.prompt.len(), memory.len());
-        let inference = worker.current_mut()?.planner.config.inference;
-        let thinking = think(request, inference, &mut memory);
-        Ok(Self {
+        let mut all = Self {
             continuation: Continuation::new(request.clone(), text, vocabulary),
             memory,
-            thinking,
+            search: None,
             fork,
             prompt_len: request.prompt.len(),
             watch,
             notices: Vec::new(),
-        })
+        };
+        let current = worker.current_mut()?;
+        if let (Some(thinking), Some(inference)) =
+            (&request.thinking, current.planner.config.inference)
+        {
+            let options = SearchOptions {
+                thinking: Thinking::clone(thinking),
+                inference,
+                elements: all.memory.latent_elements(),
+                prompt: request.prompt.len(),
+                seed: request.seed,
+            };
+            all.search_with(LatentSearch::begin(options, current.prior.as_ref()));
+        }
+        Ok(all)
     }
 
     /// Emits the first event.
@@ -158,9 +170,48 @@ impl AutoregressiveRequest {
         continuation.generated()
     }
 
-    /// Whether its latents are yet to be inferred.
+    /// Whether its latents are yet to be found.
     pub(super) fn is_thinking(&self) -> bool {
-        self.thinking.is_some()
+        self.search.is_some()
+    }
+
+    /// Whether the next step for its latents is one of inference.
+    pub(super) fn is_inferring(&self) -> bool {
+        matches!(self.search, Some(LatentSearch::Inferring(_)))
+    }
+
+    /// The sample of the learned prior that it draws at present.
+    pub(super) fn sample_mut(&mut self) -> Option<&mut PriorSample> {
+        match &mut self.search {
+            Some(LatentSearch::Sampling(sample)) => Some(sample),
+            _ => None,
+        }
+    }
+
+    fn search_with(&mut self, search: LatentSearch) {
+        self.search = match search {
+            LatentSearch::Found(latents) => {
+                self.memory.set_latents(latents);
+                None
+            }
+            search => Some(search),
+        };
+    }
+
+    /// Takes the result of a step of its sample of the prior.
+    pub(super) fn take_sample(
+        &mut self,
+        prior: &Prior,
+        cost: &PassCost,
+    ) -> Result<Option<ThoughtReport>, EngineError> {
+        let Some(sample) = self.sample_mut() else {
+            return Ok(None);
+        };
+        let (report, next) = sample.take(prior, cost)?;
+        if let Some(next) = next {
+            self.search_with(next);
+        }
+        Ok(Some(report))
     }
 
     /// Takes the result of a pass that was for its latents.
@@ -170,10 +221,12 @@ impl AutoregressiveRequest {
         cost: &PassCost,
     ) -> Option<ThoughtReport> {
         let tokens = self.prompt_len - 1;
-        let (report, latents) = self.thinking.as_mut()?.take(found, tokens, cost);
+        let Some(LatentSearch::Inferring(inference)) = &mut self.search else {
+            return None;
+        };
+        let (report, latents) = inference.take(found, tokens, cost);
         if let Some(latents) = latents {
-            self.thinking = None;
-            self.memory.set_latents(latents);
+            self.search_with(LatentSearch::Found(latents));
         }
         Some(report)
     }
@@ -203,23 +256,6 @@ impl AutoregressiveRequest {
         if read.rows > 0 {
             self.continuation
                 .take(read.rows, read.candidate, cost, emit);
-        }
-    }
-}
-
-/// The inference of the latents that its model has; or sets them, where there is nothing to infer.
-fn think(
-    request: &Generate,
-    inference: Option<LatentInference>,
-    memory: &mut SequenceMemory,
-) -> Option<PosteriorInference> {
-    let (thinking, inference) = request.thinking.as_ref().zip(inference)?;
-    let sizes = (memory.latent_elements(), request.prompt.len());
-    match PosteriorInference::begin(thinking, &inference, sizes, request.seed) {
-        Ok(inference) => Some(inference),
-        Err(latents) => {
-            memory.set_latents(latents);
-            None
         }
     }
 }
@@ -263,7 +299,7 @@ pub(super) fn pass(
         let AutoregressiveRequest {
             continuation,
             memory,
-            thinking: _,
+            search: _,
             fork,
             prompt_len,
             watch,
@@ -322,11 +358,14 @@ pub(super) fn think_pass(
 ) -> Result<(Vec<LatentGradient>, usize), Interrupt> {
     let texts: Vec<_> = (requests.iter())
         .filter_map(|request| {
+            let Some(LatentSearch::Inferring(inference)) = &request.search else {
+                return None;
+            };
             let tokens = &request.continuation.sequence()[..request.prompt_len];
             Some(LatentText {
                 tokens: &tokens[..tokens.len() - 1],
                 targets: &tokens[1..],
-                z: request.thinking.as_ref()?.z(),
+                z: inference.z(),
             })
         })
         .collect();

@@ -388,7 +388,9 @@ impl Batch<'_> {
         let is_causal =
             |member: &BatchMember| matches!(member.work, RunningWork::Autoregressive(_));
         let result = match self.members[range.clone()].iter().all(is_causal) {
-            true => self.think(range.clone()).and_then(|()| self.read(range)),
+            true => (self.sample(range.clone()))
+                .and_then(|()| self.think(range.clone()))
+                .and_then(|()| self.read(range)),
             false => self.fill(range),
         };
         let ledger = &self.runner.worker.shared.ledger;
@@ -485,7 +487,44 @@ impl Batch<'_> {
         Ok(())
     }
 
-    /// A pass for the latents of requests that still think.
+    /// A step of each request that draws a sample of the learned prior. It takes a pass's place, so that requests that
+    /// write go on between two of them.
+    fn sample(&mut self, range: Range<usize>) -> Result<(), Interrupt> {
+        let Self {
+            runner: served,
+            members,
+            ..
+        } = self;
+        for member in &mut members[range] {
+            let RunningWork::Autoregressive(request) = &mut member.work else {
+                continue;
+            };
+            let Some(sample) = request.sample_mut() else {
+                continue;
+            };
+            let result = served.run(1, &mut |ops, current| {
+                let prior = current.prior.as_ref().ok_or(EngineError::NoModel)?;
+                Ok((sample.step(ops, prior).map_err(EngineError::from)?, 0))
+            });
+            let notices = served.take_notices();
+            (notices.into_iter()).for_each(|notice| member.listener.tell(Event::Notice(notice)));
+            let ((), cost) = result?;
+            let prior = served.worker.current.as_ref();
+            let Some(prior) = prior.and_then(|current| current.prior.as_ref()) else {
+                continue;
+            };
+            match contained(|| request.take_sample(prior, &cost)).flatten() {
+                Ok(report) => {
+                    let event = report.map(|report| Event::Thought(Box::new(report)));
+                    (event.into_iter()).for_each(|event| member.listener.tell(event));
+                }
+                Err(error) => member.failed = Some(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// A pass for the latents of requests that infer them.
     fn think(&mut self, range: Range<usize>) -> Result<(), Interrupt> {
         let Self {
             runner: served,
@@ -498,7 +537,7 @@ impl Batch<'_> {
         let mut requests: Vec<&mut AutoregressiveRequest> = Vec::new();
         for (index, member) in members.iter_mut().enumerate() {
             if let RunningWork::Autoregressive(request) = &mut member.work
-                && request.is_thinking()
+                && request.is_inferring()
             {
                 thinking.push(index);
                 requests.push(request);

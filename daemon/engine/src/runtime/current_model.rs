@@ -14,6 +14,7 @@ use crate::{
     decode::Vocabulary,
     error::EngineError,
     model::network::Network,
+    prior::Prior,
     request::ModelId,
     residency::{Residency, WeightReader},
 };
@@ -23,6 +24,8 @@ pub(super) struct CurrentModel {
     pub(super) id: ModelId,
     pub(super) model: Network,
     pub(super) weights: Residency,
+    /// The learned prior of a latent thought model.
+    pub(super) prior: Option<Prior>,
     pub(super) vocabulary: Arc<Vocabulary>,
     pub(super) planner: Arc<Planner>,
     /// Reads the weights.

@@ -90,6 +90,7 @@ impl Worker {
             plan,
             reader,
             weights,
+            prior,
             settings,
             substitution,
         } = loaded;
@@ -98,6 +99,7 @@ impl Worker {
         model.set_mlp_rows(planner.mlp_rows);
         model.set_heartbeat(self.shared.heartbeat.clone());
         let mut info = model.info(&weights);
+        info.has_prior = prior.is_some();
         add_end_of_turn(&mut info, opened.tokenizer.as_deref());
         let id = ModelId(self.shared.last_model_id.fetch_add(1, Ordering::Relaxed) + 1);
         self.current = Some(CurrentModel {
@@ -108,6 +110,7 @@ impl Worker {
             }),
             model,
             weights,
+            prior,
             id,
             planner: Arc::clone(&planner),
             reader,

@@ -12,6 +12,7 @@ use sluice_tokenizer::{LimitReached, Patience, Tokenizer, TokenizerError, limits
 use super::{LoadEvent, LoadReport, PlanSettings, planner::Planner, state::LevelSubstitution};
 use crate::{
     error::EngineError,
+    prior::Prior,
     residency::{Residency, WeightReader},
     schedule::{self, LoadCommand},
 };
@@ -60,6 +61,7 @@ pub(super) struct ReadyModel {
     pub(super) plan: Arc<Plan>,
     pub(super) reader: Arc<WeightReader>,
     pub(super) weights: Residency,
+    pub(super) prior: Option<Prior>,
     pub(super) settings: PlanSettings,
     pub(super) substitution: Option<LevelSubstitution>,
 }

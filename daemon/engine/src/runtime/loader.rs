@@ -31,6 +31,7 @@ use super::{
 };
 use crate::{
     error::EngineError,
+    prior::Prior,
     residency::{LoadOutcome, Residency},
     schedule::{self, LoadCommand},
 };
@@ -171,6 +172,9 @@ impl Loader {
             substitution,
         } = self.prepare(&opened.checkpoint, &planner, settings, cancel, report)?;
         self.wait_for_budget(&plan, cancel)?;
+        let prior = (planner.prior.as_ref())
+            .map(|file| Prior::read(file, ledger))
+            .transpose()?;
         let total_bytes: u64 = plan.groups.iter().map(WeightGroupPlan::bytes).sum();
         let mut progress = |groups: usize| {
             let done = plan.groups[..groups].iter().map(WeightGroupPlan::bytes);
@@ -197,6 +201,7 @@ impl Loader {
             plan,
             reader,
             weights,
+            prior,
             settings,
             substitution,
         })

@@ -39,7 +39,7 @@ impl ModelOutline {
             ..machine
         };
         Self {
-            planner: Planner::new(config, sources, machine),
+            planner: Planner::new(config, sources, None, machine),
         }
     }
 

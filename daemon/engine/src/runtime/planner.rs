@@ -2,11 +2,11 @@
 
 use std::sync::{Arc, PoisonError, RwLock};
 
-use sluice_checkpoint::{Checkpoint, disk_bandwidth, family::ModelConfig, weight_cache};
+use sluice_checkpoint::{Checkpoint, PriorFile, disk_bandwidth, family::ModelConfig, weight_cache};
 use sluice_cuda::HEAD_DIM_MAX;
 use sluice_plan::{BLOCK_DEFAULT, CANVAS_DEFAULT, Machine, Plan, PlanError, PlanInput, Workload};
 use sluice_shared::{level::Level, options::ResolvedPlanSettings};
-use sluice_weights::{Shape, SourceTensor};
+use sluice_weights::{LayerKind, Shape, SourceTensor};
 
 use super::mixes::ModelMixes;
 use crate::{error::EngineError, model::dry_run::DryRun};
@@ -24,6 +24,8 @@ pub(crate) struct Planner {
     /// Whether a compressed copy can be written somewhere.
     pub(super) can_compress: bool,
     pub(crate) machine: Machine,
+    /// The learned prior beside a latent thought model.
+    pub(super) prior: Option<PriorFile>,
     /// The checkpoint, whose converted weights are found by its fingerprint; `None` for a model that is not loaded.
     pub(crate) checkpoint: Option<Arc<Checkpoint>>,
     pub(super) dry_run: DryRun,
@@ -40,11 +42,18 @@ struct CompressedCopy {
 }
 
 impl Planner {
-    /// A planner for a model with these tensors.
-    pub(super) fn new(config: ModelConfig, sources: Vec<SourceTensor>, machine: Machine) -> Self {
-        let rehearsal = DryRun::new(config.clone(), &sources, machine.device);
+    /// A planner for a model with these tensors, and its learned prior.
+    pub(super) fn new(
+        config: ModelConfig,
+        sources: Vec<SourceTensor>,
+        prior: Option<PriorFile>,
+        machine: Machine,
+    ) -> Self {
+        let shape = prior.as_ref().map(|prior| prior.shape);
+        let rehearsal = DryRun::new(config.clone(), &sources, shape, machine.device);
         Self {
             mlp_rows: rehearsal.mlp_rows(),
+            prior,
             checkpoint: None,
             dry_run: rehearsal,
             config,
@@ -121,7 +130,13 @@ impl Planner {
             disk: disk_bandwidth(checkpoint),
             ..machine
         };
-        Ok(Self::new(config, sources, machine))
+        let prior = match shape.layer_kind {
+            LayerKind::LatentThought(sizes) => {
+                checkpoint.prior([shape.layers * sizes.latents, shape.hidden_size])?
+            }
+            LayerKind::Attention | LayerKind::Rwkv7(_) => None,
+        };
+        Ok(Self::new(config, sources, prior, machine))
     }
 
     /// A plan for the loaded model.

@@ -3,6 +3,7 @@
 mod beats;
 mod changes;
 pub(super) mod panics;
+mod prior;
 mod unload;
 
 use std::{

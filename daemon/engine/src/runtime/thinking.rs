@@ -1,13 +1,18 @@
-//! The latents of a prompt, as they are inferred before a latent thought model writes.
+//! The latents of a request to a latent thought model: a sample of the learned prior, and what is inferred from the
+//! prompt, before it writes.
 
 use std::{sync::Arc, time::Instant};
 
 use sluice_checkpoint::family::LatentInference;
+use sluice_ops::{Ops, OpsError};
+use sluice_shared::prior::PriorSolver;
 
 use crate::{
-    event::{PassCost, ThoughtReport},
+    error::EngineError,
+    event::{PassCost, ThoughtReport, ThoughtStep},
     model::network::LatentGradient,
     posterior::{FitOptions, Posterior, PosteriorFit, latent_noise},
+    prior::{Prior, Sampler},
     request::Thinking,
 };
 
@@ -19,6 +24,154 @@ const PLATEAU_STEPS: usize = 6;
 /// Inference ends where the later ones are better by less than this share. Noise of a step moves a bound by about so
 /// much.
 const PLATEAU_GAIN: f64 = 0.005;
+
+/// A request's way to its latents.
+pub(super) enum LatentSearch {
+    /// A sample of the learned prior comes first.
+    Sampling(PriorSample),
+    /// Inference from the prompt.
+    Inferring(PosteriorInference),
+    /// The latents to write with.
+    Found(Vec<f32>),
+}
+
+/// What latents of a request are searched with.
+#[derive(Clone)]
+pub(super) struct SearchOptions {
+    pub(super) thinking: Thinking,
+    /// How the model was trained.
+    pub(super) inference: LatentInference,
+    /// Elements of the latents.
+    pub(super) elements: usize,
+    /// Tokens of the prompt.
+    pub(super) prompt: usize,
+    pub(super) seed: u64,
+}
+
+impl LatentSearch {
+    /// Begins with a sample of the prior, if the request asks for one of a model that has it.
+    pub(super) fn begin(options: SearchOptions, prior: Option<&Prior>) -> Self {
+        let sampling = options.thinking.prior;
+        match sampling
+            .filter(|sampling| sampling.solver != PriorSolver::None)
+            .zip(prior)
+        {
+            Some((sampling, prior)) => Self::Sampling(PriorSample {
+                sampler: Sampler::new(&prior.noise(options.seed), sampling),
+                steps_max: sampling.steps as usize,
+                options,
+                started: Instant::now(),
+            }),
+            None => Self::infer(&options, None),
+        }
+    }
+
+    /// Infers latents from the prompt, from this sample of the prior on, or takes them from where inference would begin.
+    fn infer(options: &SearchOptions, sample: Option<Vec<f32>>) -> Self {
+        let SearchOptions {
+            thinking,
+            inference,
+            elements,
+            seed,
+            ..
+        } = options;
+        let (elements, seed) = (*elements, *seed);
+        let steps = options.steps();
+        let near_zero = || Posterior::start(elements, inference.initial_log_variance, seed);
+        let start = match (&thinking.start, sample) {
+            (_, Some(sample)) if steps == 0 => return Self::Found(sample),
+            (_, Some(mu)) => Posterior { mu, ..near_zero() },
+            (Some(start), None) => Posterior::clone(start),
+            (None, None) if steps == 0 => Posterior::prior(elements),
+            (None, None) => near_zero(),
+        };
+        if steps == 0 {
+            return Self::Found(start.at(&latent_noise(elements, seed, WRITING_DRAW)));
+        }
+        let fit = FitOptions {
+            steps,
+            learning_rate: inference.learning_rate.into(),
+            weight_decay: 0.0,
+            kl_weight: inference.kl_weight.into(),
+        };
+        let mut all = PosteriorInference {
+            fit: PosteriorFit::new(start, fit),
+            returns_posterior: thinking.returns_posterior,
+            seed,
+            z: Vec::new(),
+            noise: Vec::new(),
+            objectives: Vec::new(),
+            started: Instant::now(),
+        };
+        all.draw();
+        Self::Inferring(all)
+    }
+}
+
+impl SearchOptions {
+    /// Steps of inference. The first token is given, so one alone tells nothing.
+    fn steps(&self) -> usize {
+        if self.prompt < 2 {
+            0
+        } else {
+            self.thinking.steps
+        }
+    }
+}
+
+/// A sample of the learned prior on its way.
+pub(super) struct PriorSample {
+    sampler: Sampler,
+    steps_max: usize,
+    options: SearchOptions,
+    started: Instant,
+}
+
+impl PriorSample {
+    /// Takes a step of the sampler. One that fails may be tried again.
+    pub(super) fn step(&mut self, ops: &Ops, prior: &Prior) -> Result<(), OpsError> {
+        if self.sampler.is_done() {
+            return Ok(());
+        }
+        (self.sampler).step(&mut |x: &[f32], sigma| prior.denoise(ops, x, sigma))
+    }
+
+    /// The report of a step, and after the last what the request does with the sample; an error where its elements are
+    /// not finite.
+    pub(super) fn take(
+        &self,
+        prior: &Prior,
+        cost: &PassCost,
+    ) -> Result<(ThoughtReport, Option<LatentSearch>), EngineError> {
+        let is_last = self.sampler.is_done();
+        let next = is_last.then(|| {
+            let sample = prior.latents(self.sampler.sample());
+            match sample.iter().all(|value| value.is_finite()) {
+                true => Ok(LatentSearch::infer(&self.options, Some(sample))),
+                false => Err(EngineError::PriorNotFinite),
+            }
+        });
+        let next = next.transpose()?;
+        let posterior = match &next {
+            Some(LatentSearch::Found(sample)) if self.options.thinking.returns_posterior => {
+                Some(Arc::new(Posterior::at_point(sample.clone())))
+            }
+            _ => None,
+        };
+        let report = ThoughtReport {
+            step: self.sampler.steps(),
+            steps_max: self.steps_max,
+            found: ThoughtStep::Sampled {
+                noise_level: self.sampler.noise_level(),
+            },
+            elapsed: self.started.elapsed(),
+            cost: *cost,
+            is_last,
+            posterior,
+        };
+        Ok((report, next))
+    }
+}
 
 /// The inference of a prompt's latents.
 pub(super) struct PosteriorInference {
@@ -34,42 +187,6 @@ pub(super) struct PosteriorInference {
 }
 
 impl PosteriorInference {
-    /// Inference for a prompt of so many tokens, or the latents where there is nothing to infer.
-    pub(super) fn begin(
-        thinking: &Thinking,
-        inference: &LatentInference,
-        (elements, prompt): (usize, usize),
-        seed: u64,
-    ) -> Result<Self, Vec<f32>> {
-        // The first token is given, so one alone tells nothing.
-        let steps = if prompt < 2 { 0 } else { thinking.steps };
-        let start = match &thinking.start {
-            Some(start) => Posterior::clone(start),
-            None if steps == 0 => Posterior::prior(elements),
-            None => Posterior::start(elements, inference.initial_log_variance, seed),
-        };
-        if steps == 0 {
-            return Err(start.at(&latent_noise(elements, seed, WRITING_DRAW)));
-        }
-        let options = FitOptions {
-            steps,
-            learning_rate: inference.learning_rate.into(),
-            weight_decay: 0.0,
-            kl_weight: inference.kl_weight.into(),
-        };
-        let mut all = Self {
-            fit: PosteriorFit::new(start, options),
-            returns_posterior: thinking.returns_posterior,
-            seed,
-            z: Vec::new(),
-            noise: Vec::new(),
-            objectives: Vec::new(),
-            started: Instant::now(),
-        };
-        all.draw();
-        Ok(all)
-    }
-
     /// The latents of the pass that comes.
     pub(super) fn z(&self) -> &[f32] {
         &self.z
@@ -102,9 +219,11 @@ impl PosteriorInference {
         let report = ThoughtReport {
             step,
             steps_max,
-            nll: found.nll,
-            kl,
-            tokens,
+            found: ThoughtStep::Inferred {
+                nll: found.nll,
+                kl,
+                tokens,
+            },
             elapsed: self.started.elapsed(),
             cost: *cost,
             is_last,
