@@ -24,7 +24,9 @@ pub struct Canvas {
     pub queued: Option<GenerationQueued>,
     /// Set once the request runs.
     pub started: Option<GenerationStarted>,
-    /// Steps of a latent thought model's inference, without the posterior that the last may carry.
+    /// Steps of sampling a latent thought model's learned prior, without the sample that the last may carry.
+    pub samples: Vec<GenerationThought>,
+    /// Steps of its inference, without the posterior that the last may carry.
     pub thoughts: Vec<GenerationThought>,
     /// Tokens of the blocks that are done, by the block's index.
     pub blocks: BTreeMap<u32, Vec<CanvasToken>>,
@@ -51,10 +53,16 @@ impl Canvas {
                 };
             }
             Event::Started(started) => self.started = Some(started),
-            Event::Thought(thought) => self.thoughts.push(GenerationThought {
-                thoughts: None,
-                ..thought
-            }),
+            Event::Thought(thought) => {
+                let steps = match thought.noise_level {
+                    Some(_) => &mut self.samples,
+                    None => &mut self.thoughts,
+                };
+                steps.push(GenerationThought {
+                    thoughts: None,
+                    ..thought
+                });
+            }
             Event::PassDone(pass) => {
                 self.any_piece |= has_piece(&pass.tokens);
                 self.pass = Some(pass);
@@ -89,6 +97,7 @@ impl Canvas {
         Self {
             queued: self.queued,
             started: self.started.clone(),
+            samples: self.samples.clone(),
             thoughts: self.thoughts.clone(),
             blocks: done
                 .map(|(block, tokens)| (*block, tokens.clone()))
@@ -99,10 +108,19 @@ impl Canvas {
         }
     }
 
+    /// The steps for latents that it is at, or was at last.
+    #[must_use]
+    pub fn latent_steps(&self) -> &[GenerationThought] {
+        match self.thoughts.is_empty() {
+            true => &self.samples,
+            false => &self.thoughts,
+        }
+    }
+
     /// Whether the request has thought, and written nothing.
     #[must_use]
     pub fn has_only_thought(&self) -> bool {
-        !self.thoughts.is_empty() && self.pass.is_none() && self.blocks.is_empty()
+        !self.latent_steps().is_empty() && self.pass.is_none() && self.blocks.is_empty()
     }
 
     /// Whether no further events will come.

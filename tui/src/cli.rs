@@ -24,6 +24,7 @@ use sluice_shared::{
     options::PlanOptions,
     policy::PolicyChoice,
     preset::Preset,
+    prior::PriorSampling,
 };
 
 pub use bench::Bench;
@@ -147,7 +148,8 @@ pub enum Command {
 #[derive(Debug, Args)]
 #[command(after_long_help = help::generate())]
 pub struct Generate {
-    /// The prompt; `-` reads it from standard input, less one newline at its end
+    /// The prompt; `-` reads it from standard input, less one newline at its end. An autoregressive model writes without one if it
+    /// is empty (""), from its begin token on
     #[arg(required_unless_present = "tokens", conflicts_with = "tokens")]
     pub prompt: Option<String>,
     /// Token ids in the prompt's place, for models without a tokenizer
@@ -256,6 +258,10 @@ pub struct DecodingDetails {
     /// prior [default: the model's, mostly 16]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub think: Option<u32>,
+    /// Latent thought models: begin at a sample of the learned prior, drawn by dpm-solver-pp-2m, heun or adaptive-heun in so many
+    /// steps, mostly 20 to 50; none: at N(0, I) [default: dpm-solver-pp-2m:25 where nothing is inferred]
+    #[arg(long, value_name = "SOLVER[:STEPS]")]
+    pub prior: Option<PriorSampling>,
     /// Autoregressive models: stop before this text, or at the special token of this name; may be repeated
     #[arg(
         long,
@@ -440,6 +446,10 @@ impl DecodingDetails {
             let thinking = request.thinking.get_or_insert_default();
             thinking.steps = self.think;
         }
+        if let Some(prior) = self.prior {
+            let thinking = request.thinking.get_or_insert_default();
+            thinking.prior = Some(prior.into());
+        }
         let diffusion = self.diffusion(preset);
         if !self.stop.is_empty() {
             let stop = self.stop.clone();
@@ -584,6 +594,8 @@ mod tests {
             usage_error(&["generate", "x", "--canvas-growth", "up"]).contains("known are fixed")
         );
         assert!(usage_error(&["generate", "x", "--speculate", "draft:branches=0"]).contains("15"));
+        assert!(usage_error(&["generate", "x", "--prior", "euler"]).contains("known are heun"));
+        assert!(usage_error(&["generate", "x", "--prior", "heun:x"]).contains("heun:30"));
         assert!(usage_error(&["bench", "--concurrent", "0"]).contains("1..=64"));
         assert!(usage_error(&["generate", "x", "--pin", "0"]).contains("POS:TEXT"));
         assert!(usage_error(&["edit", "x"]).contains("--replace"));

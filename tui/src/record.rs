@@ -171,7 +171,7 @@ impl Recording {
         if let Some(started) = &self.canvas.started {
             tell(Event::Started(started.clone()))?;
         }
-        for thought in &self.canvas.thoughts {
+        for thought in self.canvas.samples.iter().chain(&self.canvas.thoughts) {
             tell(Event::Thought(thought.clone()))?;
         }
         let mut blocks = self.canvas.blocks.keys().copied().peekable();

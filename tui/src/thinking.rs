@@ -1,4 +1,4 @@
-//! A latent thought model's inference in words, as commands and dashboard tell it.
+//! The steps for a latent thought model's latents in words, as commands and dashboard tell it.
 
 use sluice_proto::v1::GenerationThought;
 use sluice_shared::units;
@@ -42,9 +42,23 @@ pub fn bound(thought: &GenerationThought) -> String {
     )
 }
 
-/// The progress line of a step of inference.
+/// `noise 1.25`: what is left of it after a step of sampling the learned prior.
+#[must_use]
+pub fn noise(level: f64) -> String {
+    format!("noise {level:.2}")
+}
+
+/// The progress line of a step.
 #[must_use]
 pub fn step(thought: &GenerationThought) -> String {
+    if let Some(level) = thought.noise_level {
+        return format!(
+            "sampling the prior: step {} of {}, {}",
+            thought.step,
+            thought.steps_max,
+            noise(level)
+        );
+    }
     format!(
         "thinking: step {} of {}, {}",
         thought.step,
@@ -53,9 +67,16 @@ pub fn step(thought: &GenerationThought) -> String {
     )
 }
 
-/// The line that tells how inference ended.
+/// The line that tells how inference ended, or sampling.
 #[must_use]
 pub fn last(thought: &GenerationThought) -> String {
+    if thought.noise_level.is_some() {
+        return format!(
+            "sampled the prior in {} steps, {}",
+            thought.step,
+            units::duration_ms(thought.elapsed_ms)
+        );
+    }
     let settled = match thought.step < thought.steps_max {
         true => ", where the bound no longer falls",
         false => "",

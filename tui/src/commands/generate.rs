@@ -13,8 +13,14 @@ pub(super) fn request(arguments: &Generate) -> Result<GenerateRequest, Failure> 
     let input = match (&arguments.tokens, &arguments.prompt) {
         (Some(ids), _) => Input::Tokens(TokenIds { ids: ids.clone() }),
         (None, prompt) => {
-            let prompt = input::text(prompt.as_deref().unwrap_or_default())?;
-            if arguments.raw {
+            let prompt = prompt.as_deref().unwrap_or_default();
+            let text = input::text(prompt)?;
+            // Only who says so means no prompt, and not who pipes in nothing.
+            if text.is_empty() && !prompt.is_empty() {
+                return Err(Failure::new("standard input holds no text"));
+            }
+            let prompt = text;
+            if arguments.raw || (prompt.is_empty() && arguments.system.is_none()) {
                 Input::RawText(prompt)
             } else {
                 let system = arguments.system.as_deref();
@@ -54,8 +60,8 @@ pub(super) fn request(arguments: &Generate) -> Result<GenerateRequest, Failure> 
 mod tests {
     use clap::Parser;
     use sluice_proto::v1::{
-        AutoregressiveOptions, CanvasGrowth, DecodingPreset, EosPolicy, KvCacheMode, Remasking,
-        generate_request::Decoding,
+        AutoregressiveOptions, CanvasGrowth, DecodingPreset, EosPolicy, KvCacheMode, PriorSolver,
+        Remasking, generate_request::Decoding,
     };
 
     use super::*;
@@ -81,6 +87,38 @@ mod tests {
         assert_eq!(raw, Some(Input::RawText("hi".into())));
         let ids = parsed(&["--tokens", "1,2,3"]).input;
         assert_eq!(ids, Some(Input::Tokens(TokenIds { ids: vec![1, 2, 3] })));
+    }
+
+    #[test]
+    fn an_empty_prompt_is_none_at_all() {
+        let none = Some(Input::RawText(String::new()));
+        assert_eq!(parsed(&[""]).input, none);
+        assert_eq!(parsed(&["", "--raw"]).input, none);
+        // Instructions make a conversation, which the daemon refuses without a prompt.
+        let Some(Input::Chat(chat)) = parsed(&["", "--system", "be brief"]).input else {
+            panic!("chat");
+        };
+        assert_eq!(chat.messages.len(), 2);
+    }
+
+    #[test]
+    fn a_prior_is_a_solver_with_its_steps() {
+        let prior = |value: &str| {
+            let request = parsed(&["hi", "--prior", value]);
+            let prior = request.thinking.unwrap().prior.unwrap();
+            (prior.solver(), prior.steps)
+        };
+        assert_eq!(prior("heun:40"), (PriorSolver::Heun, Some(40)));
+        assert_eq!(
+            prior("dpm-solver-pp-2m"),
+            (PriorSolver::DpmSolverPp2m, Some(25))
+        );
+        assert_eq!(prior("none"), (PriorSolver::None, None));
+        // The daemon judges how many are too many.
+        assert_eq!(
+            prior("adaptive-heun:0"),
+            (PriorSolver::AdaptiveHeun, Some(0))
+        );
     }
 
     #[test]

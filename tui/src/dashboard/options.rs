@@ -10,6 +10,7 @@ use sluice_shared::{
     level::Level,
     policy::POLICIES,
     preset::{PRESETS, Preset},
+    prior::PriorSolver,
     renames, units,
 };
 
@@ -17,7 +18,7 @@ use super::line::EditLine;
 use crate::cli::{Cli, Command, Generate};
 
 /// Flags that the form has, in its order.
-pub const NAMES: [&str; 21] = [
+pub const NAMES: [&str; 22] = [
     "length",
     "preset",
     "policy",
@@ -37,6 +38,7 @@ pub const NAMES: [&str; 21] = [
     "min-p",
     "repetition-penalty",
     THINK,
+    PRIOR,
     "stop",
     "system",
 ];
@@ -62,8 +64,9 @@ const KINDS: [(&str, ModelKind); 14] = [
 ];
 /// The one field that a request cannot have beside those of masked diffusion models.
 const STOP: &str = "stop";
-/// The field that only models with latents accept, and their family.
+/// The fields that only models with latents accept, and their family.
 const THINK: &str = "think";
+const PRIOR: &str = "prior";
 const LATENT_FAMILY: &str = "ltm";
 
 /// The kind of model that a field is limited to; `None` if every kind accepts it.
@@ -127,6 +130,9 @@ pub static FIELDS: LazyLock<Vec<OptionField>> = LazyLock::new(|| {
             "kv-cache" => known(UNKNOWN.parse::<KvCacheReuse>().err()),
             "canvas-growth" => known(UNKNOWN.parse::<CanvasGrowth>().err()),
             "speculate" => known(UNKNOWN.parse::<Speculation>().err()),
+            PRIOR => PriorSolver::ALL
+                .map(|solver| (solver.name().to_owned(), String::new()))
+                .into(),
             _ => possible.collect(),
         };
         let (help, default) = match help.rsplit_once(" [default: ") {
@@ -305,7 +311,7 @@ fn in_a_line(error: &str) -> String {
 #[must_use]
 pub fn unfit(field: &OptionField, shape: Option<&ModelShape>) -> Option<&'static str> {
     let shape = shape?;
-    if field.name == THINK {
+    if [THINK, PRIOR].contains(&field.name) {
         let has_latents = shape.family.is_empty() || shape.family == LATENT_FAMILY;
         return (!has_latents).then_some("only latent thought models (ltm) support it");
     }
@@ -477,9 +483,17 @@ mod tests {
         options.set("think", "0").unwrap();
         let mut request = GenerateRequest::default();
         options.apply(ModelKind::Autoregressive, &mut request);
-        assert_eq!(request.thinking.expect("set").steps, Some(0));
+        assert_eq!(request.thinking.as_ref().expect("set").steps, Some(0));
         assert!(options.set("think", "-1").is_err());
-        assert_eq!(options.flags().as_deref(), Some("--think 0"));
+        options.set("prior", "heun:30").unwrap();
+        options.apply(ModelKind::Autoregressive, &mut request);
+        let prior = request.thinking.unwrap().prior.expect("set");
+        assert_eq!(prior.steps, Some(30));
+        assert!(options.set("prior", "euler").is_err());
+        assert_eq!(
+            options.flags().as_deref(),
+            Some("--think 0 --prior heun:30")
+        );
     }
 
     #[test]

@@ -22,6 +22,7 @@ use super::super::{
 use crate::{
     canvas::{Canvas, Look},
     text::clip,
+    thinking,
 };
 
 /// Width from which on text and heat map are beside each other.
@@ -76,7 +77,7 @@ pub(in super::super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
     let [line, figures] =
         Layout::vertical([Constraint::Length(1), Constraint::Length(foot_rows - 1)]).areas(foot);
     scrubber::draw(screen, line, recording, index);
-    let words = match (&picture.pass, picture.thoughts.last()) {
+    let words = match (&picture.pass, picture.latent_steps().last()) {
         (Some(pass), _) => figures_of(pass, &picture),
         (None, Some(thought)) => figures_of_thought(thought),
         (None, None) => "no pass yet".to_owned(),
@@ -159,11 +160,17 @@ fn figures_of(pass: &GenerationPass, picture: &Canvas) -> String {
     )
 }
 
-/// Figures of a step of inference, in one line.
+/// Figures of a step of inference, or of sampling the prior, in one line.
 fn figures_of_thought(thought: &GenerationThought) -> String {
+    let (what, of) = match thought.noise_level {
+        Some(level) => (thinking::noise(level), "sampling"),
+        None => {
+            let tokens = units::count(thought.tokens.into());
+            (format!("{tokens} tokens of the prompt"), "inference")
+        }
+    };
     format!(
-        "{} tokens of the prompt · {:.1} ms a step, {} since inference began",
-        units::count(thought.tokens.into()),
+        "{what} · {:.1} ms a step, {} since {of} began",
         thought.pass_ms,
         units::duration_ms(thought.elapsed_ms),
     )

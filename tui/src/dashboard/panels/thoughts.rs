@@ -1,4 +1,5 @@
-//! A latent thought model's inference: the curves of the bound and of its two parts by step, and its figures in a line.
+//! The steps for a latent thought model's latents: the curves of the bound and of its two parts by step, or of the noise that
+//! is left, and their figures in a line.
 
 use ratatui::{
     layout::{Constraint, Layout, Rect},
@@ -26,12 +27,22 @@ const CURVE_ROWS_MAX: u16 = 8;
 const SPARK_COLUMNS: usize = 8;
 
 /// The curves, from the top: the bound, then its parts.
-type Figure = fn(ThoughtBound) -> f64;
+type Figure = fn(&GenerationThought) -> f64;
 const CURVES: [(&str, Figure, Role); 3] = [
-    ("bound", ThoughtBound::sum, Role::Good),
-    ("text", |bound| bound.text, Role::Host),
-    ("thoughts", |bound| bound.thoughts, Role::KvCache),
+    ("bound", |step| ThoughtBound::of(step).sum(), Role::Good),
+    ("text", |step| ThoughtBound::of(step).text, Role::Host),
+    (
+        "thoughts",
+        |step| ThoughtBound::of(step).thoughts,
+        Role::KvCache,
+    ),
 ];
+/// The curve of a sample of the prior: the noise that is left, by powers of ten. After the last step there is none.
+const NOISE: [(&str, Figure, Role); 1] = [(
+    "lg noise",
+    |step| step.noise_level.unwrap_or_default().log10(),
+    Role::KvCache,
+)];
 
 /// Draws all curves above each other, or that of the bound alone where there is little room.
 pub(super) fn draw_curves(screen: &mut Screen<'_, '_>, area: Rect, canvas: &Canvas) {
@@ -40,25 +51,31 @@ pub(super) fn draw_curves(screen: &mut Screen<'_, '_>, area: Rect, canvas: &Canv
     if room < CURVE_ROWS_MIN || area.width < GUTTER_COLUMNS + 4 {
         return;
     }
-    let shown = match room / CURVES.len() as u16 {
-        rows if rows >= CURVE_ROWS_MIN => &CURVES[..],
-        _ => &CURVES[..1],
+    let curves = match canvas.thoughts.is_empty() {
+        true => &NOISE[..],
+        false => &CURVES[..],
+    };
+    let shown = match room / curves.len() as u16 {
+        rows if rows >= CURVE_ROWS_MIN => curves,
+        _ => &curves[..1],
     };
     let each = (room / shown.len() as u16).min(CURVE_ROWS_MAX);
-    let bounds: Vec<_> = canvas.thoughts.iter().map(ThoughtBound::of).collect();
+    let taken = canvas.latent_steps();
+    // Of inference there is a figure before the first step, too.
+    let first = taken.first().map_or(0, |first| u64::from(first.step));
     let steps = steps_across(canvas);
     let mut y = area.y;
     for (name, figure, role) in shown {
         let place = Rect::new(area.x, y, area.width, each);
-        let figures: Vec<_> = bounds.iter().map(|bound| figure(*bound)).collect();
+        let figures: Vec<_> = taken.iter().map(figure).collect();
         draw_curve(screen, place, (name, *role), &figures, steps);
         y += each;
     }
     let gutter = usize::from(GUTTER_COLUMNS);
-    let last = steps.saturating_sub(1).to_string();
+    let last = (first + steps.saturating_sub(1)).to_string();
     let room = usize::from(area.width) - gutter;
     let line = "─".repeat(room.saturating_sub(last.len() + 3));
-    let words = format!("{:>gutter$}0 {line} {last}", "step ");
+    let words = format!("{:>gutter$}{first} {line} {last}", "step ");
     let place = Rect::new(area.x, y, area.width, 1);
     let words = clip(&words, usize::from(area.width));
     screen.lines(place, vec![Line::styled(words, screen.style(Role::Dim))]);
@@ -104,12 +121,18 @@ fn draw_curve(
     graph(screen, plot, &values, span + floor, None, role);
 }
 
-/// Number of steps, with step 0, that the curves have room for: all that may come, or those that were taken once there is an end.
+/// Number of figures that the curves have room for: all that may come, or those of the steps taken once there is an end.
 fn steps_across(canvas: &Canvas) -> u64 {
-    let taken = canvas.thoughts.len() as u64;
-    let last = canvas.thoughts.last();
-    let may_come = last.filter(|last| !last.is_last && !canvas.has_ended());
-    may_come.map_or(taken, |last| taken.max(u64::from(last.steps_max) + 1))
+    let steps = canvas.latent_steps();
+    let taken = steps.len() as u64;
+    let (Some(first), Some(last)) = (steps.first(), steps.last()) else {
+        return 0;
+    };
+    let all = u64::from(last.steps_max.saturating_sub(first.step)) + 1;
+    match last.is_last || canvas.has_ended() {
+        true => taken,
+        false => taken.max(all),
+    }
 }
 
 /// One figure for each column of dots: the latest of the steps that share it; `None` where a step is still to come.
@@ -137,7 +160,11 @@ fn ends(figures: &[f64]) -> (f64, f64) {
 
 /// How a request thought, in a line with a small curve of the bound; `None` if it did not.
 pub(super) fn brief(canvas: &Canvas, columns: usize, paint: &Paint) -> Option<Line<'static>> {
-    let last = canvas.thoughts.last()?;
+    let last = canvas.latent_steps().last()?;
+    if last.noise_level.is_some() {
+        let words = clip(&thinking::last(last), columns);
+        return Some(Line::styled(words, paint.style(Role::Committed)));
+    }
     let bound = ThoughtBound::of(last);
     let (step, sum) = (last.step, bound.sum());
     let spark = spark(&canvas.thoughts);

@@ -91,7 +91,7 @@ pub(in super::super) fn progress(
         return vec![say(format!("waiting, {ahead} ahead"), Role::Warning)];
     };
     let Some(pass) = &canvas.pass else {
-        if let Some(thought) = canvas.thoughts.last() {
+        if let Some(thought) = canvas.latent_steps().last() {
             let words = match thought.is_last {
                 true => thinking::last(thought),
                 false => thinking::step(thought),

@@ -123,6 +123,28 @@ fn thinking(request_id: u64, steps: u32) -> Vec<WireEvent> {
     events
 }
 
+/// A request that has taken `steps` of 25 steps of sampling its prior.
+fn sampling(request_id: u64, steps: u32) -> Vec<WireEvent> {
+    let mut events = run(request_id, 0);
+    let step = |step: u32| {
+        WireEvent::Thought(GenerationThought {
+            request_id,
+            step,
+            steps_max: 25,
+            noise_level: Some(match step {
+                25 => 0.0,
+                step => 80.0 * (-f64::from(step) / 2.5).exp(),
+            }),
+            pass_ms: 30.0,
+            elapsed_ms: 30.0 * f64::from(step),
+            is_last: step == 25,
+            ..Default::default()
+        })
+    };
+    events.extend((1..=steps).map(step));
+    events
+}
+
 fn thought_run(request_id: u64) -> Vec<WireEvent> {
     let mut events = thinking(request_id, 16);
     events.extend(whole_run(request_id).split_off(2));
@@ -197,6 +219,28 @@ fn a_canvas_that_resolves() {
 #[test]
 fn a_request_that_thinks() {
     pictures("canvas_thinking", &watching(thinking(3, 7)));
+}
+
+#[test]
+fn a_request_that_samples_its_prior() {
+    pictures("canvas_sampling", &watching(sampling(3, 14)));
+    // What follows takes its place, and a saved run has both.
+    let mut events = sampling(7, 25);
+    events.extend(whole_run(7).split_off(2));
+    let screen = shown(&watching(events.clone()), SIZES[0]);
+    assert!(screen.contains("sampled the prior in 25 steps"), "{screen}");
+    let mut recording = Recording::default();
+    for kind in sampling(7, 25)
+        .into_iter()
+        .chain(thinking(7, 3).split_off(2))
+    {
+        recording.take(kind);
+    }
+    let mut file = Vec::new();
+    recording.write(&mut file).unwrap();
+    let recording = crate::record::load(&file[..]).unwrap();
+    let canvas = recording.canvas();
+    assert_eq!((canvas.samples.len(), canvas.thoughts.len()), (25, 4));
 }
 
 #[test]
