@@ -45,6 +45,8 @@ pub const IDS_MAX: usize = 1 << 20;
 const LENGTH_DEFAULT: usize = 128;
 /// Draws of an estimate when nobody says how many.
 const DRAWS_DEFAULT: usize = 128;
+/// The same for a latent thought model, whose draws differ less: their noise is that of a fitted posterior.
+const LATENT_DRAWS_DEFAULT: usize = 16;
 
 /// What a request gets that does not say otherwise.
 #[derive(Debug, Clone, Copy, Default)]
@@ -292,12 +294,15 @@ pub fn scoring(
         .check("prompt", texts.text_bytes_max())?;
     let prompt = texts.prompt(request.prompt)?;
     let answer = texts.content("answer_text", request.answer)?;
+    let inference = serving.loaded.info.inference;
     let draws = match (request.draws, answer.len()) {
         (Some(draws), _) => draws as usize,
+        (None, _) if inference.is_some() => LATENT_DRAWS_DEFAULT,
         // A single masked position has only one way to be drawn.
         (None, 1) => 1,
         (None, _) => DRAWS_DEFAULT,
     };
+    let think_steps = request.think_steps.map(|steps| steps as usize);
     Ok(Score {
         model: serving.loaded.id,
         prompt,
@@ -306,6 +311,7 @@ pub fn scoring(
         guidance: request.guidance,
         seed: request.seed.map_or_else(draw_seed, Ok)?,
         check_greedy: request.check_greedy,
+        think_steps: think_steps.or(inference.map(|inference| inference.steps)),
     })
 }
 

@@ -211,6 +211,8 @@ pub struct Scoring {
     pub seed: Option<u64>,
     /// Whether to compare with greedy decoding.
     pub check_greedy: bool,
+    /// Steps of inference before the draws, for a model with latents.
+    pub think_steps: Option<u32>,
 }
 
 impl TryFrom<v1::GenerateRequest> for Generation {
@@ -265,9 +267,6 @@ impl TryFrom<v1::ScoreRequest> for Scoring {
 
         let prompt = match wire.prompt.ok_or_else(|| invalid("prompt", "is missing"))? {
             WirePrompt::Chat(chat) => Prompt::Chat(conversation(chat)?),
-            WirePrompt::RawText(text) if text.is_empty() => {
-                return Err(invalid("raw_text", "the prompt is empty"));
-            }
             WirePrompt::RawText(text) => Prompt::Raw(text),
             WirePrompt::Tokens(tokens) => Prompt::Tokens(ids("tokens", tokens)?),
         };
@@ -285,6 +284,7 @@ impl TryFrom<v1::ScoreRequest> for Scoring {
             guidance: not_negative("guidance", wire.guidance)?,
             seed: wire.seed,
             check_greedy: wire.check_greedy,
+            think_steps: wire.think_steps,
         })
     }
 }

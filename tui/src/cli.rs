@@ -316,9 +316,13 @@ pub struct Score {
     /// Take the prompt as it stands, without the chat template
     #[arg(long, conflicts_with = "tokens")]
     pub raw: bool,
-    /// Monte Carlo draws [default: 128, or one for a one-token answer]
+    /// Monte Carlo draws [default: 128, or one for a one-token answer; 16 of a latent thought model]
     #[arg(long, value_name = "N")]
     pub draws: Option<u32>,
+    /// Latent thought models: steps in which a posterior is fitted to the answer before the draws
+    /// [default: as the model was trained]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub think: Option<u32>,
     /// Weight of classifier-free guidance [default: 0]
     #[arg(long, value_name = "W", allow_negative_numbers = true)]
     pub guidance: Option<f64>,

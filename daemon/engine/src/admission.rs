@@ -34,7 +34,9 @@ impl Work {
                 request.prompt.len() + request.answer.len(),
                 request.answer.len(),
                 requests(request.guidance),
-            ),
+            )
+            // Those of a latent thought model. Others count none.
+            .thinking((request.prompt.len() + request.answer.len()).saturating_sub(1)),
             Self::MeasureFidelity(request) | Self::MeasureMix(MeasureMix { on: request, .. }) => {
                 Workload::new(
                     longest(&request.samples).unwrap_or(1),
@@ -319,8 +321,18 @@ impl Generate {
 
 impl Score {
     fn check(&self, model: &ModelInfo) -> Result<(), RequestError> {
-        check_mask(model)?;
         check_lengths(&self.prompt, self.answer.len(), model)?;
+        match model.layer_kind {
+            LayerKind::LatentThought(_) => self.check_latent()?,
+            _ => {
+                check_mask(model)?;
+                if self.think_steps.is_some() {
+                    return Err(RequestError::OnlyLatent {
+                        what: "think_steps",
+                    });
+                }
+            }
+        }
         if self.draws == 0 {
             return Err(RequestError::Zero { what: "draws" });
         }
@@ -332,6 +344,29 @@ impl Score {
         }
         check_scale("guidance", self.guidance)?;
         check_ids(self.prompt.iter().chain(&self.answer), model)
+    }
+
+    fn check_latent(&self) -> Result<(), RequestError> {
+        let is_short = self.prompt.is_empty() && self.answer.len() == 1;
+        for (is_asked, what) in [
+            (self.guidance > 0.0, "guidance"),
+            (self.check_greedy, "check_greedy"),
+        ] {
+            if is_asked {
+                return Err(RequestError::OnlyMaskedDiffusion { what });
+            }
+        }
+        if is_short {
+            let problem = "the first token of all is given, so that a single one has no likelihood; give a prompt";
+            return Err(RequestError::Sampling {
+                what: "answer",
+                problem: problem.to_owned(),
+            });
+        }
+        match self.think_steps {
+            Some(steps) => check_think_steps("think_steps", steps),
+            None => Ok(()),
+        }
     }
 }
 
@@ -397,18 +432,20 @@ pub const SCORE_DRAWS_MAX: usize = 65_536;
 /// Most steps of inference: posteriors settle within a tenth of them.
 pub const THINK_STEPS_MAX: usize = 1000;
 
+fn check_think_steps(what: &'static str, steps: usize) -> Result<(), RequestError> {
+    if steps > THINK_STEPS_MAX {
+        let problem = format!("{steps} steps exceed the limit of {THINK_STEPS_MAX}");
+        return Err(RequestError::Sampling { what, problem });
+    }
+    Ok(())
+}
+
 fn check_thinking(thinking: &Thinking, model: &ModelInfo) -> Result<(), RequestError> {
     let LayerKind::LatentThought(sizes) = model.layer_kind else {
         return Err(RequestError::OnlyLatent { what: "thinking" });
     };
     let refused = |what, problem| Err(RequestError::Sampling { what, problem });
-    if thinking.steps > THINK_STEPS_MAX {
-        let problem = format!(
-            "{} steps exceed the limit of {THINK_STEPS_MAX}",
-            thinking.steps
-        );
-        return refused("thinking.steps", problem);
-    }
+    check_think_steps("thinking.steps", thinking.steps)?;
     if let Some(prior) = thinking.prior {
         if let Some(problem) = prior.problem() {
             return refused("thinking.prior", problem);

@@ -377,6 +377,28 @@ pub struct ScoreResult {
     pub standard_error: Option<f64>,
     /// Whether greedy decoding gives this answer, if asked.
     pub is_greedy: Option<bool>,
+    /// Of a latent thought model, the KL divergence of the posterior from the prior, in nats; the bound counts it.
+    pub kl: Option<f64>,
+    /// Of a latent thought model, the bound of all draws together, which is no lower in expectation (arXiv 1509.00519).
+    pub multi_sample_bound: Option<f64>,
     /// Time that the estimate took.
     pub elapsed: Duration,
+}
+
+impl ScoreResult {
+    /// The mean of what draws found.
+    pub(crate) fn of_draws(values: &[f64], elapsed: Duration) -> Self {
+        let count = values.len() as f64;
+        let mean = values.iter().sum::<f64>() / count;
+        let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
+        Self {
+            log_likelihood: mean,
+            // With one draw there is no spread to tell an error from.
+            standard_error: (values.len() > 1).then(|| (squares / (count - 1.0) / count).sqrt()),
+            is_greedy: None,
+            kl: None,
+            multi_sample_bound: None,
+            elapsed,
+        }
+    }
 }

@@ -189,4 +189,4 @@ impl PosteriorFit {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -123,6 +123,9 @@ pub struct Score {
     pub seed: u64,
     /// Whether to compare the answer with greedy decoding.
     pub check_greedy: bool,
+    /// Steps in which a latent thought model's posterior is fitted to the answer before the draws; `None`: as many as it
+    /// was trained with. No other model has any.
+    pub think_steps: Option<usize>,
 }
 
 /// Compare a level's outputs with those of the checkpoint's own weights.
@@ -242,7 +245,10 @@ impl Work {
                 generate.prompt.len() + generate.canvas.len(),
                 generate.steps,
             ),
-            Self::Score(score) => (score.prompt.len() + score.answer.len(), score.draws),
+            Self::Score(score) => (
+                score.prompt.len() + score.answer.len(),
+                score.think_steps.unwrap_or(0) + score.draws,
+            ),
             Self::MeasureFidelity(measure) => (measure.rows(), 2),
             Self::MeasureMix(measure) => (measure.on.rows(), 1 + measure.parts.len()),
             Self::CollectInputs(collect) => {

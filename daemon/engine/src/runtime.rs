@@ -10,6 +10,7 @@ mod contain;
 mod converted_weights;
 mod current_model;
 mod fidelity;
+mod latent_score;
 mod load;
 mod load_step;
 mod loader;

@@ -80,12 +80,22 @@ impl Ops {
     /// When memory cannot be allocated.
     pub fn zeros(&self, rows: usize, width: usize) -> Result<Activation, OpsError> {
         let mut out = self.pool.take(rows, width, DType::F32)?;
+        self.zero_rows(&mut out, 0..rows)?;
+        Ok(out)
+    }
+
+    /// Sets these rows to zero.
+    ///
+    /// # Errors
+    /// When a GPU fails.
+    pub fn zero_rows(&self, x: &mut Activation, rows: Range<usize>) -> Result<(), OpsError> {
+        let width = x.width();
         match &self.backend {
-            Backend::Cpu(_) => out.values_mut().fill(0.0),
-            Backend::Gpu(gpu) => gpu.zero(out.span())?,
+            Backend::Cpu(_) => x.values_mut()[rows.start * width..rows.end * width].fill(0.0),
+            Backend::Gpu(gpu) => gpu.zero(x.rows_span(rows.start, rows.len()))?,
             Backend::DryRun => {}
         }
-        Ok(out)
+        Ok(())
     }
 
     /// Adds to `d_x`, of each row, the gradient that [`Ops::rms_norm`] passes back to the same row of `x`.

@@ -35,6 +35,8 @@ impl Figures for v1::ScoreResult {
             log_likelihood,
             standard_error,
             is_greedy,
+            kl,
+            multi_sample_bound,
             ..
         }) = outcome
         else {
@@ -44,6 +46,8 @@ impl Figures for v1::ScoreResult {
             log_likelihood,
             standard_error,
             is_greedy,
+            kl_nats: kl,
+            multi_sample_bound,
             ..*self
         }))
     }

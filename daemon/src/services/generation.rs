@@ -212,6 +212,7 @@ impl Daemon {
             answer_tokens: work.answer.len() as u32,
             draws: work.draws as u32,
             seed: work.seed,
+            think_steps: work.think_steps.map(|steps| steps as u32),
             ..Default::default()
         };
         let sink = events::figures::figures(self.requests.clone(), record.clone(), facts);

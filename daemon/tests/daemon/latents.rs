@@ -5,9 +5,9 @@ use std::{fs, path::Path};
 use serde_json::Value;
 use sluice_proto::v1::{self, generate_request::Input, generation_event::Event};
 use tempfile::TempDir;
-use tonic::Code;
+use tonic::{Code, Status};
 
-use crate::support::{Daemon, RequestOptions, checkpoints, done, generate, tokens};
+use crate::support::{Daemon, RequestOptions, checkpoints, done, generate, pictures, tokens};
 
 /// The tiny model with a begin token, and with its prior where it is to have one.
 fn model(has_prior: bool) -> TempDir {
@@ -219,4 +219,57 @@ async fn what_cannot_be_sampled_is_refused_by_name() {
     drop(daemon);
     let daemon = Daemon::with_model(&checkpoints::fixture("ltm-tiny"), &[]).await;
     refused(&daemon, unprompted(), "no begin token").await;
+}
+
+/// A score of an answer to the tokens 3, 1, 4.
+fn scoring(change: impl FnOnce(&mut v1::ScoreRequest)) -> v1::ScoreRequest {
+    let ids = |ids: &[u32]| v1::TokenIds { ids: ids.to_vec() };
+    let mut request = v1::ScoreRequest {
+        prompt: Some(v1::score_request::Prompt::Tokens(ids(&[3, 1, 4]))),
+        answer: Some(v1::score_request::Answer::AnswerTokens(ids(&[1, 5, 9, 2]))),
+        seed: Some(6),
+        ..Default::default()
+    };
+    change(&mut request);
+    request
+}
+
+async fn score(daemon: &Daemon, request: v1::ScoreRequest) -> Result<v1::ScoreResult, Status> {
+    let answer = daemon.generation().await.score(request).await?;
+    let last = pictures(Ok(answer)).await.unwrap().pop().unwrap();
+    match last.outcome {
+        Some(v1::operation::Outcome::Score(result)) => Ok(result),
+        other => panic!("the last picture has {other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn scores_are_bounds_of_an_answer() {
+    let folder = model(false);
+    let daemon = Daemon::with_model(folder.path(), &[]).await;
+    let found = score(&daemon, scoring(|_| {})).await.unwrap();
+    assert_eq!((found.answer_tokens, found.draws), (4, 16));
+    let steps = found.think_steps.unwrap();
+    assert!(steps > 0 && found.kl_nats.is_some_and(|kl| kl > 0.0));
+    assert!(found.standard_error.is_some_and(|error| error > 0.0));
+    assert!(found.multi_sample_bound.unwrap() >= found.log_likelihood);
+    let again = scoring(|request| {
+        request.draws = Some(16);
+        request.think_steps = Some(steps);
+    });
+    assert_eq!(score(&daemon, again).await.unwrap(), found);
+    let unfitted = scoring(|request| request.think_steps = Some(0));
+    assert_eq!(score(&daemon, unfitted).await.unwrap().kl_nats, Some(0.0));
+    let refused: [(&str, fn(&mut v1::ScoreRequest)); 3] = [
+        ("think_steps", |request| {
+            request.think_steps = Some(1_000_000)
+        }),
+        ("guidance", |request| request.guidance = Some(1.0)),
+        ("check_greedy", |request| request.check_greedy = true),
+    ];
+    for (field, change) in refused {
+        let status = score(&daemon, scoring(change)).await.unwrap_err();
+        assert_eq!(status.code(), Code::InvalidArgument, "{field}");
+        assert!(status.message().contains(field), "{}", status.message());
+    }
 }

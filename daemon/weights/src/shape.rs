@@ -60,6 +60,15 @@ pub struct Shape {
 }
 
 impl Shape {
+    /// Elements of a text's latents, in all layers; 0 for a model without any.
+    #[must_use]
+    pub fn latent_elements(&self) -> usize {
+        match self.layer_kind {
+            LayerKind::LatentThought(sizes) => self.layers * sizes.latents * self.hidden_size,
+            _ => 0,
+        }
+    }
+
     /// Every tensor of a checkpoint of this shape, by its exact name and in the order of use. A tied LM head is the
     /// embedding's tensor again.
     #[must_use]

@@ -173,6 +173,7 @@ fn likelihood(
         guidance: 0.0,
         seed: 1,
         check_greedy: false,
+        think_steps: None,
     };
     match engine.run(Work::Score(score))? {
         Outcome::Scored(scored) => Ok(scored.log_likelihood),

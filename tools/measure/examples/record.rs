@@ -228,6 +228,7 @@ fn requests(name: &str, model: &Path) -> Result<()> {
             guidance,
             seed: 5,
             check_greedy: guidance == 0.0,
+            think_steps: None,
         };
         match engine.run(Work::Score(score)) {
             Ok(Outcome::Scored(scored)) => {

@@ -41,7 +41,7 @@ async fn score(
         async move { client.score(request).await }
     });
     let operation = owned(&daemon, call, |step| {
-        format!("{} of {} draws", step.done, step.total.unwrap_or(0))
+        format!("{} of {} passes", step.done, step.total.unwrap_or(0))
     });
     let operation = operation.await?;
     if json {
@@ -91,6 +91,7 @@ fn request(arguments: Score) -> Result<ScoreRequest, Failure> {
         guidance: arguments.guidance,
         seed: arguments.seed,
         check_greedy: arguments.greedy,
+        think_steps: arguments.think,
     })
 }
 
@@ -99,16 +100,25 @@ fn lines(operation: &Operation, result: &ScoreResult) -> Vec<String> {
         Some(error) => format!(" ± {error:.4} (standard error)"),
         None => String::new(),
     };
+    let steps = match result.think_steps {
+        Some(steps) => format!("{} steps, ", units::count(steps.into())),
+        None => String::new(),
+    };
     let mut lines = vec![
         format!("log-likelihood {:.4}{error}", result.log_likelihood),
         format!(
-            "{} answer tokens, {} draws, seed {}, {}",
+            "{} answer tokens, {steps}{} draws, seed {}, {}",
             units::count(result.answer_tokens.into()),
             units::count(result.draws.into()),
             result.seed,
             units::duration_ms(operation.elapsed_ms)
         ),
     ];
+    if let (Some(bound), Some(kl)) = (result.multi_sample_bound, result.kl_nats) {
+        lines.push(format!(
+            "all draws together {bound:.4}; both are lower bounds in expectation, and count {kl:.4} nats of latents"
+        ));
+    }
     if let Some(is_greedy) = result.is_greedy {
         let verdict = if is_greedy { "gives" } else { "does not give" };
         lines.push(format!("greedy decoding {verdict} exactly this answer"));

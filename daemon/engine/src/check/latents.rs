@@ -1,7 +1,7 @@
 //! Latent thought models beside the reference: evidence bounds with their gradients, and runs of posterior inference with
 //! recorded noise.
 
-use std::{path::Path, sync::atomic::AtomicBool};
+use std::{ops::Range, path::Path, sync::atomic::AtomicBool};
 
 use safetensors::SafeTensors;
 use serde_json::Value;
@@ -77,7 +77,13 @@ impl Fixture<'_> {
         case[key].as_f64().ok_or_else(|| broken(self.folder))
     }
 
-    fn gradients(&self, case: &Value, z: &[f32]) -> Result<Vec<LatentGradient>, EngineError> {
+    /// Cross-entropies of a case's texts, and their gradients, for the targets in a range.
+    fn gradients(
+        &self,
+        case: &Value,
+        z: &[f32],
+        counted: Range<usize>,
+    ) -> Result<Vec<LatentGradient>, EngineError> {
         let rows = |key: &str| -> Vec<Vec<u32>> {
             case[key]
                 .as_array()
@@ -87,9 +93,16 @@ impl Fixture<'_> {
                 .collect()
         };
         let (tokens, targets) = (rows("input_ids"), rows("targets"));
+        let until = |row: &[u32]| row.len().min(counted.end);
         let of_each = z.len() / tokens.len().max(1);
         let texts: Vec<_> = (tokens.iter().zip(&targets).zip(z.chunks_exact(of_each)))
-            .map(|((tokens, targets), z)| LatentText { tokens, targets, z })
+            .map(|((tokens, targets), z)| LatentText {
+                tokens: &tokens[..until(tokens)],
+                targets: &targets[..until(targets)],
+                first_target: counted.start,
+                z,
+                wants_gradient: true,
+            })
             .collect();
         let never = AtomicBool::new(false);
         let FixtureModel { model, weights, .. } = &self.model;
@@ -112,7 +125,8 @@ impl Fixture<'_> {
         let of = |part: &str| format!("elbo.{name}.{part}");
         let posterior = self.posterior([&of("mu"), &of("log_var")])?;
         let noise = self.tensor(&of("eps"))?;
-        let found = self.gradients(case, &posterior.at(&noise))?;
+        let z = posterior.at(&noise);
+        let found = self.gradients(case, &z, 0..usize::MAX)?;
         let nll: f64 = found.iter().map(|found| found.nll).sum();
         let bound = nll + posterior.kl();
         let expected = self.number(case, "negative_elbo_sum")?;
@@ -129,6 +143,16 @@ impl Fixture<'_> {
             (bound / expected - 1.0).abs(),
             TOLERANCE,
         )];
+        // Each token sees those before it alone, so that parts of a text add up.
+        let [earlier, later] =
+            [0..PART, PART..usize::MAX].map(|part| self.gradients(case, &z, part));
+        let mut worst = 0.0;
+        for ((whole, earlier), later) in found.iter().zip(earlier?).zip(later?) {
+            worst = worse(worst, ((earlier.nll + later.nll) / whole.nll - 1.0).abs());
+            let sums = earlier.d_z.iter().zip(&later.d_z).map(|(a, b)| a + b);
+            worst = worse(worst, distance(&sums.collect::<Vec<_>>(), &whole.d_z));
+        }
+        checks.push(self.check(format!("{name}: parts of texts"), worst, TOLERANCE));
         for (found, part) in gradients.iter().zip(["grad_mu", "grad_log_var"]) {
             let distance = distance(found, &self.tensor(&of(part))?);
             checks.push(self.check(format!("{name}: {part}"), distance, TOLERANCE));
@@ -156,7 +180,8 @@ impl Fixture<'_> {
         let told = told.as_array().ok_or_else(|| broken(self.folder))?;
         let mut worst = f64::from(u8::from(told.len() != steps + 1));
         for (step, told) in told.iter().enumerate() {
-            let found = self.gradients(case, &fit.posterior.at(&noise))?;
+            let z = fit.posterior.at(&noise);
+            let found = self.gradients(case, &z, 0..usize::MAX)?;
             let bound = found[0].nll + fit.posterior.kl();
             let expected = told.as_f64().ok_or_else(|| broken(self.folder))?;
             worst = worse(worst, (bound / expected - 1.0).abs());
@@ -171,6 +196,9 @@ impl Fixture<'_> {
         ])
     }
 }
+
+/// Targets in the first of two parts of a text.
+const PART: usize = 5;
 
 fn distance(found: &[f32], expected: &[f32]) -> f64 {
     if found.len() != expected.len() {

@@ -154,16 +154,9 @@ impl DiffusionRequest for ScoreEstimate {
         if !self.is_done() {
             return Outcome::Cancelled;
         }
-        let count = self.values.len() as f64;
-        let mean = self.values.iter().sum::<f64>() / count;
-        let squares: f64 = self.values.iter().map(|value| (value - mean).powi(2)).sum();
         Outcome::Scored(ScoreResult {
-            log_likelihood: mean,
-            // With one draw there is no spread to tell an error from.
-            standard_error: (self.request.draws > 1)
-                .then(|| (squares / (count - 1.0) / count).sqrt()),
             is_greedy: self.is_greedy,
-            elapsed: self.started.elapsed(),
+            ..ScoreResult::of_draws(&self.values, self.started.elapsed())
         })
     }
 }

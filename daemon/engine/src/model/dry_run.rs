@@ -15,7 +15,7 @@ use sluice_plan::{
     resolve_kv_cache_format,
 };
 use sluice_shared::level::KvCacheFormat;
-use sluice_weights::{LayerKind, SourceTensor, TensorPart, WeightGroupPlan, weight_groups};
+use sluice_weights::{SourceTensor, TensorPart, WeightGroupPlan, weight_groups};
 
 use super::{
     network::{Interrupt, LatentText, Network, Sequence, VisibleKeys},
@@ -167,22 +167,21 @@ impl DryRun {
         workload: &Workload,
     ) -> Result<(), EngineError> {
         let rows = workload.thought_rows();
-        let LayerKind::LatentThought(sizes) = self.config.shape.layer_kind else {
-            return Ok(());
-        };
-        if rows == 0 {
+        let elements = self.config.shape.latent_elements();
+        if rows == 0 || elements == 0 {
             return Ok(());
         }
         let weights = Residency::dry_run(&self.groups);
-        let shape = &self.config.shape;
-        let z = vec![0.0; shape.layers * sizes.latents * shape.hidden_size];
+        let z = vec![0.0; elements];
         let tokens = vec![0; rows];
         let lengths: Vec<_> = even_shares(rows, workload.batch_requests.min(rows)).collect();
         let texts: Vec<_> = (lengths.iter())
             .map(|&rows| LatentText {
                 tokens: &tokens[..rows],
                 targets: &tokens[..rows],
+                first_target: 0,
                 z: &z,
+                wants_gradient: true,
             })
             .collect();
         let never = AtomicBool::new(false);

@@ -3,14 +3,14 @@
 use super::*;
 
 /// `x_i = w_i z + noise` with a standard normal `z` and noise of this variance.
-struct Linear {
+pub(crate) struct Linear {
     w: Vec<f64>,
     x: Vec<f64>,
     variance: f64,
 }
 
 impl Linear {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let w: Vec<f64> = (0..12).map(|i| 0.5 + f64::from(i % 5) * 0.4).collect();
         let x = (w.iter().enumerate())
             .map(|(i, w)| 1.3 * w + 0.3 * f64::from(i as i32 % 3 - 1))
@@ -23,7 +23,7 @@ impl Linear {
     }
 
     /// `−log p(x | z)`, and its derivative.
-    fn nll(&self, z: f64) -> (f64, f64) {
+    pub(crate) fn nll(&self, z: f64) -> (f64, f64) {
         let terms = self.w.iter().zip(&self.x).map(|(w, x)| {
             let rest = x - w * z;
             let norm = (2.0 * PI * self.variance).ln();
@@ -36,7 +36,7 @@ impl Linear {
     }
 
     /// `−log p(x)`, by summing over the latent.
-    fn exact(&self) -> f64 {
+    pub(crate) fn exact(&self) -> f64 {
         let step = 1e-3;
         let density = (-8000..8000).map(|at| {
             let z = f64::from(at) * step;

@@ -175,9 +175,19 @@ impl AutoregressiveRequest {
         self.search.is_some()
     }
 
-    /// Whether the next step for its latents is one of inference.
-    pub(super) fn is_inferring(&self) -> bool {
-        matches!(self.search, Some(LatentSearch::Inferring(_)))
+    /// Its prompt, whose latents it infers at present.
+    pub(super) fn latent_text(&self) -> Option<LatentText<'_>> {
+        let Some(LatentSearch::Inferring(inference)) = &self.search else {
+            return None;
+        };
+        let tokens = &self.continuation.sequence()[..self.prompt_len];
+        Some(LatentText {
+            tokens: &tokens[..tokens.len() - 1],
+            targets: &tokens[1..],
+            first_target: 0,
+            z: inference.z(),
+            wants_gradient: true,
+        })
     }
 
     /// The sample of the learned prior that it draws at present.
@@ -348,30 +358,6 @@ pub(super) fn pass(
         .zip(chosen?)
         .map(|(&rows, candidate)| ReadRows { rows, candidate });
     Ok((reads.collect(), shares.iter().sum()))
-}
-
-/// A pass for latents: how likely the prompts of these requests are with theirs, and in which direction more so.
-pub(super) fn think_pass(
-    requests: &[&mut AutoregressiveRequest],
-    (ops, current): (&Ops, &CurrentModel),
-    cancel: &AtomicBool,
-) -> Result<(Vec<LatentGradient>, usize), Interrupt> {
-    let texts: Vec<_> = (requests.iter())
-        .filter_map(|request| {
-            let Some(LatentSearch::Inferring(inference)) = &request.search else {
-                return None;
-            };
-            let tokens = &request.continuation.sequence()[..request.prompt_len];
-            Some(LatentText {
-                tokens: &tokens[..tokens.len() - 1],
-                targets: &tokens[1..],
-                z: inference.z(),
-            })
-        })
-        .collect();
-    let rows = texts.iter().map(|text| text.tokens.len()).sum();
-    let found = (current.model).latent_gradients(ops, &current.weights, &texts, cancel)?;
-    Ok((found, rows))
 }
 
 /// Samples the next token of requests that have read all, from their logits.

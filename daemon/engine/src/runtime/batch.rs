@@ -18,6 +18,7 @@ use self::running_work::{RunningWork, diffusion_request};
 use super::{
     autoregressive::{self, AutoregressiveRequest, WeightsWatch},
     contain::contained,
+    latent_score::LatentScore,
     pass_runner::PassRunner,
     worker::Worker,
 };
@@ -25,8 +26,8 @@ use crate::{
     decode::{Denoiser, PassRequest, RequestMemory, score::ScoreEstimate},
     error::EngineError,
     event::{Event, Outcome, RequestListener},
-    model::network::Interrupt,
-    request::Work,
+    model::network::{Interrupt, LatentText},
+    request::{Score, Work},
     schedule::Job,
 };
 
@@ -153,6 +154,17 @@ impl Worker {
         })
     }
 
+    /// Begins an estimate of a latent thought model, the only ones without masks that are asked for any.
+    fn latent_score(&mut self, request: &Score) -> Result<LatentScore, EngineError> {
+        let config = &self.current_mut()?.planner.config;
+        let elements = config.shape.latent_elements();
+        Ok(LatentScore::new(
+            request,
+            &config.inference.unwrap_or_default(),
+            elements,
+        ))
+    }
+
     /// Ends a request that did not join the batch.
     fn end(&self, job: Job, result: Result<Outcome, EngineError>) {
         self.shared.queue.end(job.id);
@@ -208,6 +220,9 @@ impl Batch<'_> {
                 request: contained(|| diffusion_request(request, vocabulary))?,
                 watch: None,
             },
+            Work::Score(request) if vocabulary.mask.is_none() => {
+                RunningWork::LatentScore(Box::new(worker.latent_score(request)?))
+            }
             Work::Score(request) => RunningWork::Diffusion {
                 // Each draw is a canvas of its own, so nothing is kept from pass to pass.
                 memory: RequestMemory::default(),
@@ -237,6 +252,10 @@ impl Batch<'_> {
             RunningWork::Autoregressive(continuing) => {
                 continuing.tell_start(&profile, &mut emit);
             }
+            RunningWork::LatentScore(_) => emit(Event::Started {
+                blocks: 1,
+                is_exact: true,
+            }),
         });
         self.members.push(BatchMember {
             id,
@@ -346,6 +365,7 @@ impl Batch<'_> {
                     drop(memory);
                     contained(|| filling.outcome())
                 }
+                RunningWork::LatentScore(estimate) => contained(|| estimate.outcome()),
                 RunningWork::Autoregressive(continuing) => {
                     let keeper = failed.is_none().then_some(&mut *worker);
                     contained(|| Outcome::Generated(continuing.finish(keeper)))
@@ -386,7 +406,7 @@ impl Batch<'_> {
 
     fn pass_of(&mut self, range: Range<usize>) -> Result<(), Interrupt> {
         let is_causal =
-            |member: &BatchMember| matches!(member.work, RunningWork::Autoregressive(_));
+            |member: &BatchMember| !matches!(member.work, RunningWork::Diffusion { .. });
         let result = match self.members[range.clone()].iter().all(is_causal) {
             true => (self.sample(range.clone()))
                 .and_then(|()| self.think(range.clone()))
@@ -533,44 +553,38 @@ impl Batch<'_> {
         } = self;
         let members = &mut members[range];
         let stop = served.cancel;
-        let mut thinking = Vec::new();
-        let mut requests: Vec<&mut AutoregressiveRequest> = Vec::new();
-        for (index, member) in members.iter_mut().enumerate() {
-            if let RunningWork::Autoregressive(request) = &mut member.work
-                && request.is_inferring()
-            {
-                thinking.push(index);
-                requests.push(request);
-            }
-        }
-        if requests.is_empty() {
+        let asked = members.iter().enumerate();
+        let asked = asked.filter_map(|(index, member)| Some((index, member.work.latent_text()?)));
+        let (indices, texts): (Vec<usize>, Vec<LatentText<'_>>) = asked.unzip();
+        if texts.is_empty() {
             return Ok(());
         }
-        let result = served.run(requests.len(), &mut |ops, current| {
-            autoregressive::think_pass(&requests, (ops, current), stop)
+        let rows = texts.iter().map(|text| text.tokens.len()).sum();
+        let result = served.run(texts.len(), &mut |ops, current| {
+            let found = (current.model).latent_gradients(ops, &current.weights, &texts, stop)?;
+            Ok((found, rows))
         });
         tell(members, &served.take_notices());
         let (found, cost) = result?;
-        for (index, found) in thinking.into_iter().zip(found) {
+        for (index, found) in indices.into_iter().zip(found) {
             let member = &mut members[index];
-            let RunningWork::Autoregressive(request) = &mut member.work else {
-                continue;
-            };
             if !found.nll.is_finite() {
                 let error = OpsError::NotANumber { position: 0 };
                 member.failed = Some(error.into());
                 continue;
             }
-            let report = contained(|| request.take_thought(&found, &cost));
-            match report {
-                Ok(report) => {
-                    let report = report.map(|report| Event::Thought(Box::new(report)));
-                    report
-                        .into_iter()
-                        .for_each(|event| member.listener.tell(event));
+            let mut emit = |event| member.listener.tell(event);
+            let taken = match &mut member.work {
+                RunningWork::Diffusion { .. } => Ok(()),
+                RunningWork::Autoregressive(request) => contained(|| {
+                    let report = request.take_thought(&found, &cost);
+                    (report.into_iter()).for_each(|report| emit(Event::Thought(Box::new(report))));
+                }),
+                RunningWork::LatentScore(estimate) => {
+                    contained(|| estimate.take(&found, &mut emit))
                 }
-                Err(error) => member.failed = Some(error),
-            }
+            };
+            member.failed = taken.err();
         }
         Ok(())
     }
@@ -589,8 +603,8 @@ impl Batch<'_> {
         let mut requests: Vec<&mut AutoregressiveRequest> = members
             .iter_mut()
             .filter_map(|member| match &mut member.work {
-                RunningWork::Diffusion { .. } => None,
                 RunningWork::Autoregressive(continuing) => Some(&mut **continuing),
+                RunningWork::Diffusion { .. } | RunningWork::LatentScore(_) => None,
             })
             .collect();
         if requests.iter().all(|request| request.is_thinking()) {
@@ -607,17 +621,20 @@ impl Batch<'_> {
             }
         }
         let (reads, cost) = result?;
-        for (member, read) in members.iter_mut().zip(reads) {
-            if let RunningWork::Autoregressive(continuing) = &mut member.work
-                && let Some(fork) = continuing.take_fork()
-            {
+        let mut reads = reads.into_iter();
+        for member in members.iter_mut() {
+            let RunningWork::Autoregressive(continuing) = &mut member.work else {
+                continue;
+            };
+            let Some(read) = reads.next() else {
+                break;
+            };
+            if let Some(fork) = continuing.take_fork() {
                 served.worker.keep_prefix(fork);
             }
             let mut emit = |event| member.listener.tell(event);
-            if let RunningWork::Autoregressive(continuing) = &mut member.work {
-                let taken = contained(|| continuing.take(read, &cost, &mut emit));
-                member.failed = taken.err();
-            }
+            let taken = contained(|| continuing.take(read, &cost, &mut emit));
+            member.failed = taken.err();
         }
         Ok(())
     }

@@ -17,6 +17,7 @@ fn work() -> Work {
         guidance: 0.0,
         seed: 0,
         check_greedy: false,
+        think_steps: None,
     })
 }
 

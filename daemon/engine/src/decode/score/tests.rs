@@ -59,6 +59,7 @@ fn run(answer: &[u32], draws: usize) -> (ScoreResult, Vec<usize>) {
         guidance: 0.0,
         seed: 3,
         check_greedy: true,
+        think_steps: None,
     };
     let mut estimate = Box::new(ScoreEstimate::new(request, Arc::clone(&model.vocabulary)));
     estimate.start(&mut |_| {});

@@ -28,16 +28,20 @@ pub struct LatentText<'a> {
     pub tokens: &'a [u32],
     /// For each of them the token that comes next.
     pub targets: &'a [u32],
+    /// Targets before this one are given, and count nothing.
+    pub first_target: usize,
     /// For each layer the same number of latents of the hidden size.
     pub z: &'a [f32],
+    /// Whether the gradient is wanted, and not the cross-entropy alone.
+    pub wants_gradient: bool,
 }
 
 /// How likely a text is with its latents.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LatentGradient {
-    /// Cross-entropy of all targets together, in nats.
+    /// Cross-entropy of all targets that count together, in nats.
     pub nll: f64,
-    /// Its gradient, an element for each of the latents.
+    /// Its gradient, an element for each of the latents; zeros where no text of the pass wants it.
     pub d_z: Vec<f32>,
 }
 
@@ -126,25 +130,34 @@ impl LatentPass<'_> {
         let mut kept = Vec::with_capacity(network.config.shape.layers);
         for layer in 0..network.config.shape.layers {
             self.check()?;
-            let attention = ops.copy(&hidden)?;
+            let keep = |hidden: &Activation| match self.wants_gradients() {
+                true => ops.copy(hidden).map(Some),
+                false => Ok(None),
+            };
+            let attention = keep(&hidden)?;
             let group = acquire(ops, weights, WeightGroup::Attention(layer))?;
             let qkv = self.own_projections(&group, &hidden)?;
             let tasks = (&self.rows.own, TensorPart::AttentionOutput);
             self.attend_add(&group, qkv, tasks, &mut hidden)?;
             drop(group);
-            let cross = ops.copy(&hidden)?;
+            let cross = keep(&hidden)?;
             let group = acquire(ops, weights, WeightGroup::CrossAttention(layer))?;
             let qkv = self.cross_projections(&group, &hidden, layer)?;
             let tasks = (&self.rows.latents, TensorPart::CrossOutput);
             self.attend_add(&group, qkv, tasks, &mut hidden)?;
             drop(group);
-            let mlp = ops.copy(&hidden)?;
+            let mlp = keep(&hidden)?;
             network.mlp(ops, weights, layer, &mut hidden, &mut None)?;
-            kept.push(LayerInputs {
-                attention,
-                cross,
-                mlp,
-            });
+            kept.extend(
+                attention
+                    .zip(cross)
+                    .zip(mlp)
+                    .map(|((attention, cross), mlp)| LayerInputs {
+                        attention,
+                        cross,
+                        mlp,
+                    }),
+            );
         }
         Ok((kept, hidden))
     }
@@ -183,6 +196,10 @@ impl LatentPass<'_> {
         Ok(gradients
             .map(|(d_z, nll)| LatentGradient { nll, d_z })
             .collect())
+    }
+
+    fn wants_gradients(&self) -> bool {
+        self.texts.iter().any(|text| text.wants_gradient)
     }
 
     fn check(&self) -> Result<(), Interrupt> {
@@ -287,7 +304,12 @@ impl LatentPass<'_> {
             ops.add_cross_entropy(&mut all, &x, &head.weight(TensorPart::LmHead), first)?;
         }
         drop(x);
-        let (losses, d_x) = ops.finish_cross_entropy(all);
+        let (losses, mut d_x) = ops.finish_cross_entropy(all);
+        let mut row = 0;
+        for text in texts {
+            ops.zero_rows(&mut d_x, row..row + text.first_target)?;
+            row += text.targets.len();
+        }
         let group = acquire(ops, weights, WeightGroup::FinalNorm)?;
         let mut d_hidden = ops.zeros(hidden.len(), hidden.width())?;
         let norm = group.weight(TensorPart::FinalNorm);
@@ -296,7 +318,7 @@ impl LatentPass<'_> {
         let sums = texts.iter().map(|text| {
             let (own, others) = rest.split_at(text.targets.len());
             rest = others;
-            own.iter().sum()
+            own[text.first_target..].iter().sum()
         });
         Ok((sums.collect(), d_hidden))
     }

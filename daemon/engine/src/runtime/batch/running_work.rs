@@ -2,9 +2,13 @@
 
 use std::sync::Arc;
 
-use super::super::autoregressive::{AutoregressiveRequest, WeightsWatch};
+use super::super::{
+    autoregressive::{AutoregressiveRequest, WeightsWatch},
+    latent_score::LatentScore,
+};
 use crate::{
     decode::{DiffusionRequest, RequestMemory, Vocabulary, diffusion::Diffusion},
+    model::network::LatentText,
     request::Generate,
 };
 
@@ -17,6 +21,7 @@ pub(super) enum RunningWork {
         watch: Option<WeightsWatch>,
     },
     Autoregressive(Box<AutoregressiveRequest>),
+    LatentScore(Box<LatentScore>),
 }
 
 impl RunningWork {
@@ -26,6 +31,16 @@ impl RunningWork {
                 request: filling, ..
             } => filling.is_done(),
             Self::Autoregressive(continuing) => continuing.is_done(),
+            Self::LatentScore(estimate) => estimate.is_done(),
+        }
+    }
+
+    /// The text for whose latents the next pass is, if it is one of that kind.
+    pub(super) fn latent_text(&self) -> Option<LatentText<'_>> {
+        match self {
+            Self::Diffusion { .. } => None,
+            Self::Autoregressive(continuing) => continuing.latent_text(),
+            Self::LatentScore(estimate) => (!estimate.is_done()).then(|| estimate.text()),
         }
     }
 }
