@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use sluice_engine::{
     CanvasSlot, EngineError, Generate, RequestError, Score, Work, decode::policy::policy,
-    model::ModelInfo, posterior::Posterior, request::Thinking,
+    model::ModelInfo, posterior::Posterior, request::Thinking, saved_state::StateOptions,
 };
 use sluice_proto::{
     model::{
@@ -193,6 +193,7 @@ pub fn generation(
         stops: stops.into_iter().map(String::into_bytes).collect(),
         seed: request.sampling.seed.map_or_else(draw_seed, Ok)?,
         thinking: None,
+        state: StateOptions::default(),
     };
     work.thinking = thinking(request.thinking, (info, work.prompt.len()), &mut told);
     let dial = preset::apply_preset(

@@ -130,6 +130,7 @@ impl Generate {
         if let Some(thinking) = &self.thinking {
             check_thinking(thinking, model)?;
         }
+        self.state.check(model.state.as_ref())?;
         match model.mask {
             Some(mask) => {
                 self.check_diffusion()?;

@@ -82,6 +82,14 @@ pub enum RequestError {
         /// What was asked for.
         what: &'static str,
     },
+    /// A setting that only recurrent models support.
+    #[error(
+        "{what}: only recurrent models (RWKV-7) have a state to save or to go on from; the loaded model has none"
+    )]
+    OnlyRecurrent {
+        /// What was asked for.
+        what: &'static str,
+    },
     /// A setting of the sampler that makes no sense.
     #[error("{what}: {problem}")]
     Sampling {

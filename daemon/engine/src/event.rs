@@ -11,7 +11,9 @@ use std::{
 use sluice_ops::PhaseTimes;
 use sluice_shared::level::Level;
 
-use crate::{error::EngineError, posterior::Posterior, residency::StreamStats};
+use crate::{
+    error::EngineError, posterior::Posterior, residency::StreamStats, saved_state::SavedState,
+};
 
 /// Takes a request's events, on the engine's thread; must not block.
 pub type EventSink = Box<dyn FnMut(Event) + Send>;
@@ -321,6 +323,8 @@ pub struct GenerationResult {
     pub peak_device_bytes: u64,
     /// Whether all passes saw the checkpoint's own weights, bit for bit.
     pub is_lossless: bool,
+    /// The state in the end, if it was asked for and the request was not cancelled.
+    pub state: Option<Box<SavedState>>,
 }
 
 /// Why a generation ended.

@@ -24,6 +24,7 @@ pub mod posterior;
 pub mod prior;
 pub mod request;
 pub mod runtime;
+pub mod saved_state;
 mod turns;
 
 pub use command::{

@@ -7,7 +7,7 @@ pub mod sequence_memory;
 use sluice_checkpoint::family::{LatentInference, MaskToken};
 use sluice_weights::{LayerKind, WeightFormat};
 
-use crate::error::RequestError;
+use crate::{error::RequestError, saved_state::StateModel};
 
 /// Properties of a loaded model.
 #[derive(Debug, Clone, PartialEq)]
@@ -50,6 +50,8 @@ pub struct ModelInfo {
     pub has_prior: bool,
     /// How a latent thought model's latents are to be inferred; `None` for other models.
     pub inference: Option<LatentInference>,
+    /// What tells its states from those of other models; `None` for a model without, or one that is no checkpoint's.
+    pub state: Option<StateModel>,
 }
 
 impl ModelInfo {

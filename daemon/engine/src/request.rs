@@ -13,7 +13,7 @@ use sluice_shared::{
 };
 use sluice_weights::{MatrixInput, TensorPart};
 
-use crate::posterior::Posterior;
+use crate::{posterior::Posterior, saved_state::StateOptions};
 
 /// The load of a model that a request was made for: ids mean nothing to another model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -64,6 +64,9 @@ pub struct Generate {
     pub seed: u64,
     /// How a latent thought model comes to its latents; no other model has any.
     pub thinking: Option<Box<Thinking>>,
+    /// The state that a recurrent model goes on from, and whether its state is given back; no other model has any. With
+    /// a state, the prompt is what follows after it.
+    pub state: StateOptions,
 }
 
 /// How a latent thought model comes to the latents of a prompt.
@@ -102,6 +105,7 @@ impl Generate {
             stops: Vec::new(),
             seed: 0,
             thinking: None,
+            state: StateOptions::default(),
         }
     }
 }

@@ -418,14 +418,21 @@ fn request(error: &RequestError) -> ErrorRow {
         }
         RequestError::OnlyLatent { what } => ErrorRow::invalid("ONLY_LATENT", field_name(what))
             .hint("leave it out, or load a latent thought model"),
+        RequestError::OnlyRecurrent { what } => {
+            ErrorRow::invalid("ONLY_RECURRENT", field_name(what))
+                .hint("leave it out, or load a recurrent model, such as RWKV-7")
+        }
         RequestError::Sampling { what, .. } => {
             let row = ErrorRow::invalid("SAMPLING", field_name(what));
-            match what.strip_prefix("thinking.") {
-                Some("thoughts") => row.hint("give thoughts that this model had"),
-                Some("prior") => row.hint("leave it out, or draw latents from N(0, I) with none"),
-                Some(_) => row.hint("leave it out for the usual number of steps"),
-                None => row.hint("leave it out to disable it"),
-            }
+            row.hint(match *what {
+                "state" => "give a state that was saved with this very model, at any level",
+                "thinking.thoughts" => "give thoughts that this model had",
+                "thinking.prior" => "leave it out, or draw latents from N(0, I) with none",
+                what if what.starts_with("thinking.") => {
+                    "leave it out for the usual number of steps"
+                }
+                _ => "leave it out to disable it",
+            })
         }
         RequestError::TooManyDraws { draws, max } => ErrorRow::invalid("TOO_MANY_DRAWS", "draws")
             .figure("draws", draws)

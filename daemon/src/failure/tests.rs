@@ -143,6 +143,7 @@ fn request_name(error: &RequestError) -> &'static str {
         R::MaskGiven { .. } => "mask",
         R::OnlyAutoregressive { .. } => "only autoregressive",
         R::OnlyLatent { .. } => "only latent",
+        R::OnlyRecurrent { .. } => "only recurrent",
         R::OnlyMaskedDiffusion { .. } => "only masked",
         R::Sampling { .. } => "sampling",
         R::TooManyDraws { .. } => "draws",
@@ -583,6 +584,7 @@ fn wrong_requests() -> Vec<RequestError> {
             what: "diffusion.guidance",
         },
         R::OnlyLatent { what: "thinking" },
+        R::OnlyRecurrent { what: "state" },
         R::Sampling {
             what: "sampling.top_p",
             problem: "must be above 0".to_owned(),

@@ -42,15 +42,27 @@ impl Checkpoint {
     /// # Errors
     /// When those bytes cannot be read.
     pub fn fingerprint(&self) -> Result<String, CheckpointError> {
+        self.sum(|stamp, sum| {
+            // Not the inode: a checkpoint that was moved to another disk with its times has the same fingerprint.
+            sum.number(stamp.modified.0.cast_unsigned());
+            sum.number(stamp.modified.1.cast_unsigned());
+        })
+    }
+
+    /// The same without the times: a copy has the same one, such as on another machine.
+    ///
+    /// # Errors
+    /// When those bytes cannot be read.
+    pub fn content_fingerprint(&self) -> Result<String, CheckpointError> {
+        self.sum(|_, _| {})
+    }
+
+    fn sum(&self, add_time: impl Fn(&FileStamp, &mut Sum)) -> Result<String, CheckpointError> {
         let mut sum = Sum::default();
         for (file, stamp) in self.files.iter().zip(&self.stamps) {
             sum.number(file.len);
             match (stamp, file.embedded()) {
-                // Not the inode: a checkpoint that was moved to another disk with its times has the same fingerprint.
-                (Some(FileStamp { modified, .. }), _) => {
-                    sum.number(modified.0.cast_unsigned());
-                    sum.number(modified.1.cast_unsigned());
-                }
+                (Some(stamp), _) => add_time(stamp, &mut sum),
                 // Embedded files have no times, and are small enough to be hashed whole.
                 (None, bytes) => sum.bytes(bytes),
             }

@@ -44,6 +44,8 @@ pub struct Continuation {
     tokenizer: Option<Arc<Tokenizer>>,
     vocabulary: Arc<Vocabulary>,
     started: Instant,
+    /// Tokens before those below, which the state that it goes on from has read.
+    read_before: u64,
     /// Prompt and answer.
     sequence: Vec<u32>,
     /// The token ids in it, rising and without repetition, for the repetition penalty.
@@ -63,7 +65,7 @@ impl Continuation {
     /// Begins this request, for a model with this vocabulary.
     #[must_use]
     pub fn new(
-        request: Generate,
+        mut request: Generate,
         tokenizer: Option<Arc<Tokenizer>>,
         vocabulary: Arc<Vocabulary>,
     ) -> Self {
@@ -71,8 +73,11 @@ impl Continuation {
         // Sorted, because the sampler looks tokens up by binary search.
         seen.sort_unstable();
         seen.dedup();
+        // Taken, since it is large, and in the sequence's memory by now.
+        let start = request.state.start.take();
         Self {
             started: Instant::now(),
+            read_before: start.map_or(0, |state| state.read_tokens),
             sequence: request.prompt.clone(),
             seen,
             visible: VisibleText::new(&request.stops),
@@ -108,6 +113,13 @@ impl Continuation {
         &self.sequence
     }
 
+    /// Where the next token stands, counted from the beginning of what a state has read: chance is the same whether a
+    /// text is written at once or goes on from a state.
+    fn position(&self) -> usize {
+        let before = usize::try_from(self.read_before).unwrap_or(usize::MAX);
+        before.saturating_add(self.sequence.len())
+    }
+
     /// Whether the text is finished.
     #[must_use]
     pub fn is_done(&self) -> bool {
@@ -121,7 +133,7 @@ impl Continuation {
             temperature: request.temperature,
             sampling: &request.sampling,
             noise: Noise::new(request.seed),
-            position: self.sequence.len(),
+            position: self.position(),
             seen: &self.seen,
             banned: match request.eos {
                 EosPolicy::Suppress => &self.vocabulary.ends,
@@ -189,6 +201,7 @@ impl Continuation {
             elapsed: self.started.elapsed(),
             peak_device_bytes: 0,
             is_lossless: self.is_lossless,
+            state: None,
         }
     }
 

@@ -163,6 +163,7 @@ impl Diffusion {
             elapsed: self.started.elapsed(),
             peak_device_bytes: 0,
             is_lossless: self.is_lossless,
+            state: None,
         }
     }
 

@@ -149,6 +149,7 @@ impl Network {
             bos_token_id: *bos_token_id,
             has_prior: false,
             inference: *inference,
+            state: None,
         }
     }
 

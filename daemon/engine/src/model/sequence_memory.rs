@@ -222,6 +222,21 @@ impl SequenceMemory {
         }
     }
 
+    /// Makes an empty sequence go on from a state, if it has one: these elements, as [`Ops::read_state`] gives them. It
+    /// stays empty, since positions are counted from there.
+    ///
+    /// # Errors
+    /// When the device fails.
+    ///
+    /// # Panics
+    /// When there are not as many elements as the state has.
+    pub fn begin_with(&mut self, ops: &Ops, values: &[f32]) -> Result<(), OpsError> {
+        match self {
+            Self::State(state) => ops.write_state(state, values, 0),
+            Self::KvCache(_) | Self::Latent(_) => Ok(()),
+        }
+    }
+
     /// Gives back what only passes need, before it is kept.
     pub fn settle(&mut self) {
         if let Self::State(state) = self {

@@ -19,7 +19,7 @@ use super::{
 use crate::{
     decode::autoregressive::{Continuation, share_rows},
     error::EngineError,
-    event::{Event, GenerationResult, PassCost, ThoughtReport},
+    event::{Event, FinishReason, GenerationResult, PassCost, ThoughtReport},
     model::{
         network::{Interrupt, LatentGradient, LatentText, Sequence, VisibleKeys, acquire},
         sequence_memory::{SequenceMemory, SequenceShape},
@@ -27,6 +27,7 @@ use crate::{
     prior::Prior,
     request::{Generate, Thinking},
     residency::Residency,
+    saved_state::{SavedState, StateModel, StateOptions},
 };
 
 /// A request to an autoregressive model, and what is kept of its tokens.
@@ -37,10 +38,59 @@ pub(super) struct AutoregressiveRequest {
     search: Option<LatentSearch>,
     /// Where a state is to be kept once it has read all of the prompt but its last token, for other answers to it.
     fork: Option<RecurrentState>,
+    /// The state that it went on from and that it gives back, if any.
+    saving: StateSaving,
     /// Tokens of the prompt.
     prompt_len: usize,
     watch: WeightsWatch,
     notices: Vec<String>,
+}
+
+/// What of a request's state leaves the engine.
+struct StateSaving {
+    /// The model of a state that is to be given back; `None`: none is.
+    model: Option<StateModel>,
+    /// Whether the request goes on from a state that came from outside. What that has read is not known, so that no
+    /// prompt could be compared with it.
+    has_start: bool,
+    /// Tokens that this has read.
+    read_tokens: u64,
+    /// Whether it was computed with the checkpoint's own weights.
+    is_lossless: bool,
+}
+
+impl StateSaving {
+    fn new(options: &StateOptions, model: Option<&StateModel>) -> Self {
+        let start = options.start.as_ref();
+        Self {
+            model: model.filter(|_| options.returns_state).cloned(),
+            has_start: start.is_some(),
+            read_tokens: start.map_or(0, |state| state.read_tokens),
+            is_lossless: start.is_none_or(|state| state.is_lossless),
+        }
+    }
+
+    /// The state of a sequence that has ended, `rest` of which it has not read: the last token, if any.
+    fn save(
+        self,
+        ops: &Ops,
+        state: &RecurrentState,
+        rest: &[u32],
+        result: &GenerationResult,
+    ) -> Result<Option<Box<SavedState>>, EngineError> {
+        let Some(model) = self.model else {
+            return Ok(None);
+        };
+        // What follows an end token is another text.
+        let is_ended = result.finish_reason == FinishReason::Eos;
+        Ok(Some(Box::new(SavedState {
+            model,
+            read_tokens: self.read_tokens.saturating_add(state.len() as u64),
+            unread_token: rest.last().copied().filter(|_| !is_ended),
+            is_lossless: self.is_lossless && result.is_lossless,
+            values: ops.read_state(state)?,
+        })))
+    }
 }
 
 /// Watches the weights that a KV cache is computed with.
@@ -89,6 +139,8 @@ impl AutoregressiveRequest {
         capacity: usize,
     ) -> Result<Self, EngineError> {
         let loaded = worker.shared.state.model();
+        let info = loaded.as_ref().map(|loaded| &loaded.info);
+        let saving = StateSaving::new(&request.state, info.and_then(|info| info.state.as_ref()));
         let text = loaded.and_then(|loaded| loaded.tokenizer.clone());
         let profile = worker.ops.device().profile();
         let current = worker.current_mut()?;
@@ -101,13 +153,22 @@ impl AutoregressiveRequest {
         // `evict_prefixes` has dropped entries of other weights, so the copied prefix belongs to these, too.
         let watch = WeightsWatch::new(&current.weights);
         let mut memory = SequenceMemory::new(&worker.ops, shape, capacity)?;
-        worker.reuse_prefix(&request.prompt, &mut memory)?;
-        let fork = worker.fork_for(shape, request.prompt.len(), memory.len());
+        let fork = match &request.state.start {
+            Some(start) => {
+                memory.begin_with(&worker.ops, &start.values)?;
+                None
+            }
+            None => {
+                worker.reuse_prefix(&request.prompt, &mut memory)?;
+                worker.fork_for(shape, request.prompt.len(), memory.len())
+            }
+        };
         let mut all = Self {
             continuation: Continuation::new(request.clone(), text, vocabulary),
             memory,
             search: None,
             fork,
+            saving,
             prompt_len: request.prompt.len(),
             watch,
             notices: Vec::new(),
@@ -146,28 +207,44 @@ impl AutoregressiveRequest {
 
     /// The result. What it has read joins the prefix cache, if `keeper` is given and the weights did not change
     /// meanwhile.
-    pub(super) fn finish(self, keeper: Option<&mut Worker>) -> GenerationResult {
+    ///
+    /// # Errors
+    /// When the device fails while its state is read.
+    pub(super) fn finish(
+        self,
+        keeper: Option<&mut Worker>,
+    ) -> Result<GenerationResult, EngineError> {
         let Self {
             continuation,
             mut memory,
             mut watch,
+            saving,
             ..
         } = self;
+        let sequence = continuation.sequence().to_vec();
+        let mut result = continuation.generated();
         if let Some(worker) = keeper {
+            let has_start = saving.has_start;
+            if let SequenceMemory::State(state) = &memory
+                && result.finish_reason != FinishReason::Cancelled
+            {
+                result.state =
+                    saving.save(&worker.ops, state, &sequence[state.len()..], &result)?;
+            }
             // The weights may have changed since the last pass that succeeded.
             if let Some(current) = &worker.current {
                 watch.look(&current.weights, !memory.is_empty());
             }
-            if !watch.storages.is_empty() && memory.is_reusable() {
+            if !watch.storages.is_empty() && memory.is_reusable() && !has_start {
                 memory.settle();
                 worker.keep_prefix(KeptPrefix {
-                    tokens: continuation.sequence()[..memory.len()].to_vec(),
+                    tokens: sequence[..memory.len()].to_vec(),
                     memory,
                     storages: watch.storages,
                 });
             }
         }
-        continuation.generated()
+        Ok(result)
     }
 
     /// Whether its latents are yet to be found.
@@ -311,6 +388,7 @@ pub(super) fn pass(
             memory,
             search: _,
             fork,
+            saving: _,
             prompt_len,
             watch,
             notices,

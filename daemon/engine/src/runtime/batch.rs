@@ -368,7 +368,8 @@ impl Batch<'_> {
                 RunningWork::LatentScore(estimate) => contained(|| estimate.outcome()),
                 RunningWork::Autoregressive(continuing) => {
                     let keeper = failed.is_none().then_some(&mut *worker);
-                    contained(|| Outcome::Generated(continuing.finish(keeper)))
+                    let finished = contained(|| continuing.finish(keeper)).flatten();
+                    finished.map(Outcome::Generated)
                 }
             };
             if let Ok(Outcome::Generated(generated)) = &mut outcome {

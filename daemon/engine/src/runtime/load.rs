@@ -100,6 +100,7 @@ impl Worker {
         model.set_heartbeat(self.shared.heartbeat.clone());
         let mut info = model.info(&weights);
         info.has_prior = prior.is_some();
+        info.state = opened.state_model;
         add_end_of_turn(&mut info, opened.tokenizer.as_deref());
         let id = ModelId(self.shared.last_model_id.fetch_add(1, Ordering::Relaxed) + 1);
         self.current = Some(CurrentModel {

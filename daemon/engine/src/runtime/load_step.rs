@@ -6,6 +6,7 @@ use std::{
 };
 
 use sluice_checkpoint::{Checkpoint, Source, family::ModelConfig};
+use sluice_ops::StateShape;
 use sluice_plan::Plan;
 use sluice_tokenizer::{LimitReached, Patience, Tokenizer, TokenizerError, limits::PARSE_WAIT_MAX};
 
@@ -14,6 +15,7 @@ use crate::{
     error::EngineError,
     prior::Prior,
     residency::{Residency, WeightReader},
+    saved_state::StateModel,
     schedule::{self, LoadCommand},
 };
 
@@ -71,6 +73,8 @@ pub(super) struct OpenedCheckpoint {
     pub(super) checkpoint: Arc<Checkpoint>,
     pub(super) config: ModelConfig,
     pub(super) tokenizer: Option<Arc<Tokenizer>>,
+    /// What tells its states from those of other models, if it has states.
+    pub(super) state_model: Option<StateModel>,
 }
 
 impl OpenedCheckpoint {
@@ -105,10 +109,18 @@ impl OpenedCheckpoint {
                 error => error.into(),
             })?
             .map(Arc::new);
+        let state_model = match StateShape::of(&config.shape) {
+            Some(shape) => Some(StateModel {
+                fingerprint: checkpoint.content_fingerprint()?,
+                shape,
+            }),
+            None => None,
+        };
         Ok(Self {
             checkpoint: Arc::new(checkpoint),
             config,
             tokenizer: text,
+            state_model,
         })
     }
 }
