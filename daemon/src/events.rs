@@ -17,6 +17,7 @@ use sluice_engine::{
         PassReport, ThoughtReport, ThoughtStep, TokenState,
     },
     runtime::SwitchProgress,
+    saved_state::SavedState,
 };
 use sluice_plan::{Plan, PlanError};
 use sluice_proto::{
@@ -35,7 +36,11 @@ use crate::{
     translate::plan,
 };
 
-/// A sink that writes a generation's events into its record. `expected`, the plan for its canvas, predicts the time.
+/// Takes the state that a request ends with, on the engine's thread; must not block.
+pub type StateSink = Box<dyn FnMut(SavedState) + Send>;
+
+/// A sink that writes a generation's events into its record. `expected`, the plan for its canvas, predicts the time;
+/// `keep_state` gets the state in the end, if there is one, before the last event is told.
 #[must_use]
 pub fn generation(
     registry: Arc<Requests>,
@@ -44,6 +49,7 @@ pub fn generation(
     engine: Weak<Engine>,
     prepared: &PreparedGeneration,
     expected: Option<Plan>,
+    keep_state: StateSink,
 ) -> EventSink {
     let work = &prepared.work;
     let pinned = work
@@ -64,6 +70,7 @@ pub fn generation(
         stable_text: StableText::new(&serving, work),
         started: started(&serving, prepared),
         serving,
+        keep_state,
     };
     Box::new(move |event| translator.take(event))
 }
@@ -163,6 +170,7 @@ struct Generation {
     /// A pass met other weights than the checkpoint's own.
     saw_lossy: bool,
     pass_totals: PassTotals,
+    keep_state: StateSink,
 }
 
 /// Sums over all passes of a request.
@@ -329,7 +337,10 @@ impl Generation {
         self.writer.requests.touched();
     }
 
-    fn done(&mut self, generated: GenerationResult) {
+    fn done(&mut self, mut generated: GenerationResult) {
+        if let Some(state) = generated.state.take() {
+            (self.keep_state)(*state);
+        }
         let (finish, ending) = match generated.finish_reason {
             FinishReason::Length => (self.full.0, RequestEnd::Done(None)),
             FinishReason::Eos => (v1::FinishReason::Eos, RequestEnd::Done(None)),
@@ -516,7 +527,8 @@ fn started(serving: &ServingModel, prepared: &PreparedGeneration) -> v1::Generat
         seed: work.seed,
         model: serving.name.name.clone(),
         pinned: pinned.collect(),
-        is_exact: work.policy.info().exact,
+        is_exact: work.policy.info().exact
+            && (work.state.start.as_ref()).is_none_or(|state| state.is_lossless),
         settings: prepared.settings.clone(),
         is_seed_drawn: prepared.seed_drawn,
         prompt_text: text.map_or_else(Vec::new, |text| text.decode_with_specials(&work.prompt)),

@@ -25,7 +25,7 @@ use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
 use crate::{
-    limits::{MESSAGE_TIMEOUT, REQUEST_BYTES_MAX},
+    limits::{MESSAGE_TIMEOUT, REQUEST_BYTES_MAX, STATE_TIMEOUT},
     model_name::EMBEDDED_NAME,
     role::Role,
     state::SaveError,
@@ -317,6 +317,23 @@ pub enum Failure {
     /// A message did not come to its end.
     #[error("the message did not come within {} s", MESSAGE_TIMEOUT.as_secs())]
     MessageTimeout,
+    /// States that come or go take all memory that is meant for them.
+    #[error("too many states of recurrent models are being sent or saved")]
+    StatesFull,
+    /// A state is larger than any caller may send or save.
+    #[error("states of {bytes} bytes; the limit is {max}")]
+    StateTooLarge {
+        /// Bytes of what was asked for.
+        bytes: u64,
+        /// The limit.
+        max: usize,
+    },
+    /// A state did not come to its end, or was not read to it.
+    #[error("the state was not {what} within {} s", STATE_TIMEOUT.as_secs())]
+    StateTimeout {
+        /// Sent or read.
+        what: &'static str,
+    },
     /// The caller's role does not reach.
     #[error(
         "{call} needs the role {needed}; you have {}",

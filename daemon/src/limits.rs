@@ -64,6 +64,10 @@ pub const USER_WAITING_BYTES_MAX: usize = 32 << 20;
 pub const ADMIN_MESSAGES_BYTES: usize = 8 << 20;
 /// Bytes of a message that are received without being counted.
 pub const SMALL_MESSAGE_BYTES: usize = 8 << 10;
+/// Bytes of the states of recurrent models that come with requests or go with answers, of all connections together.
+pub const STATES_BYTES_MAX: usize = 256 << 20;
+/// Of them, one user's; so a request's state and its answer's are no larger together.
+pub const USER_STATES_BYTES_MAX: usize = 128 << 20;
 /// Bytes that wait for clients to read them, of all connections together. Beyond it, the connection that leaves most is closed,
 /// of the user who leaves most.
 pub const UNREAD_BYTES_MAX: usize = 64 << 20;
@@ -76,6 +80,8 @@ pub const FRAME_TIMEOUT: Duration = Duration::from_secs(10);
 pub const FIRST_CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time for a whole message.
 pub const MESSAGE_TIMEOUT: Duration = Duration::from_secs(20);
+/// Time for a whole state to come, and for one to be read.
+pub const STATE_TIMEOUT: Duration = Duration::from_secs(2 * 60);
 /// Time without a call after which a connection is closed.
 pub const IDLE_TIMEOUT: Duration = Duration::from_secs(20 * 60);
 /// Time without a sign of life after which a client is pinged.
@@ -161,11 +167,14 @@ mod tests {
             USER_WAITING_BYTES_MAX as u64,
             ADMIN_MESSAGES_BYTES as u64,
             SMALL_MESSAGE_BYTES as u64,
+            STATES_BYTES_MAX as u64,
+            USER_STATES_BYTES_MAX as u64,
             UNREAD_BYTES_MAX as u64,
             CONTROL_FRAMES_PER_S as u64,
             FRAME_TIMEOUT as Duration,
             FIRST_CALL_TIMEOUT as Duration,
             MESSAGE_TIMEOUT as Duration,
+            STATE_TIMEOUT as Duration,
             IDLE_TIMEOUT as Duration,
             PING_INTERVAL as Duration,
             PING_TIMEOUT as Duration

@@ -70,7 +70,7 @@ pub struct PreparedGeneration {
     pub seed_drawn: bool,
 }
 
-/// Turns a checked request into the engine's. Tokenizing takes time: not for async code.
+/// Turns a checked request, and what it has to do with states, into the engine's. Tokenizing takes time: not for async code.
 ///
 /// Where it leaves out how tokens are chosen, or begins no conversation with instructions, the model's `table` counts.
 /// `defaults` are for what it leaves out otherwise; their limits are about masks that are filled together, so they are for
@@ -80,7 +80,7 @@ pub struct PreparedGeneration {
 /// # Errors
 /// What the request asks for that cannot be done with this model.
 pub fn generation(
-    request: Generation,
+    (request, state): (Generation, StateOptions),
     (serving, patience): (&ServingModel, &Patience),
     table: &ModelTable,
     defaults: RequestDefaults,
@@ -104,7 +104,10 @@ pub fn generation(
     let is_edit = matches!(request.input, Input::Edit { .. });
     let (prompt, canvas) = match request.input {
         Input::Prompt { prompt, length } => {
-            let prompt = texts.prompt(with_system(prompt, table, &mut told))?;
+            let prompt = match &state.start {
+                Some(start) => texts.prompt_after(start, prompt)?,
+                None => texts.prompt(with_system(prompt, table, &mut told))?,
+            };
             let length = match length {
                 Some(length) => length as usize,
                 None => {
@@ -193,7 +196,7 @@ pub fn generation(
         stops: stops.into_iter().map(String::into_bytes).collect(),
         seed: request.sampling.seed.map_or_else(draw_seed, Ok)?,
         thinking: None,
-        state: StateOptions::default(),
+        state,
     };
     work.thinking = thinking(request.thinking, (info, work.prompt.len()), &mut told);
     let dial = preset::apply_preset(

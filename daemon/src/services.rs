@@ -17,6 +17,7 @@ mod optimizer;
 mod permissions;
 mod requests;
 mod snapshot;
+mod states;
 mod telemetry;
 mod waiting;
 
@@ -111,6 +112,7 @@ pub struct Daemon {
     unloading: Arc<Gate>,
     wanted: Arc<AtomicUsize>,
     line: waiting::WaitingLine,
+    states: Arc<states::StateAccount>,
     writes: WriteQueue,
 }
 
@@ -179,6 +181,7 @@ impl Daemon {
             unloading: Gate::new(1, UNLOADING_LINE_MAX, changes),
             wanted: Arc::default(),
             line: waiting::WaitingLine::default(),
+            states: Arc::default(),
             writes: WriteQueue::default(),
         }
     }

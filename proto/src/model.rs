@@ -84,7 +84,7 @@ pub enum Prompt {
     Chat(Vec<Turn>),
     /// Text as it stands; never empty.
     Raw(String),
-    /// Token ids; never empty.
+    /// Token ids; empty only where nothing follows a state but its own last token.
     Tokens(Vec<u32>),
 }
 
@@ -219,6 +219,20 @@ impl TryFrom<v1::GenerateRequest> for Generation {
     type Error = InvalidField;
 
     fn try_from(wire: v1::GenerateRequest) -> Result<Self, InvalidField> {
+        Self::checked(wire, false)
+    }
+}
+
+impl Generation {
+    /// Checks a request that goes on from a state, which may bring the token that a prompt has to have.
+    ///
+    /// # Errors
+    /// The first field that is wrong.
+    pub fn after_state(wire: v1::GenerateRequest) -> Result<Self, InvalidField> {
+        Self::checked(wire, true)
+    }
+
+    fn checked(wire: v1::GenerateRequest, follows_state: bool) -> Result<Self, InvalidField> {
         use v1::generate_request::{Decoding, Input as WireInput};
 
         let sampling = wire.sampling.unwrap_or_default().try_into()?;
@@ -231,23 +245,30 @@ impl TryFrom<v1::GenerateRequest> for Generation {
         };
         let length = at_least_one("length", wire.length)?;
         let prompt = |prompt| Input::Prompt { prompt, length };
-        let input = match wire.input.ok_or_else(|| invalid("input", "is missing"))? {
-            WireInput::Chat(chat) => prompt(Prompt::Chat(conversation(chat)?)),
-            WireInput::RawText(text) => prompt(Prompt::Raw(text)),
-            WireInput::Tokens(tokens) => prompt(Prompt::Tokens(ids("tokens", tokens)?)),
-            // The text is the canvas of an edit, which leaves no place for a length and for pins.
-            WireInput::Edit(edit) => {
-                if length.is_some() {
-                    return Err(invalid("length", "an edit takes its length from its text"));
+        let input = match wire.input {
+            None if follows_state => prompt(Prompt::Tokens(Vec::new())),
+            None => return Err(invalid("input", "is missing")),
+            Some(input) => match input {
+                WireInput::Chat(chat) => prompt(Prompt::Chat(conversation(chat)?)),
+                WireInput::RawText(text) => prompt(Prompt::Raw(text)),
+                WireInput::Tokens(tokens) => prompt(Prompt::Tokens(ids("tokens", tokens)?)),
+                // The text is the canvas of an edit, which leaves no place for a length and for pins.
+                WireInput::Edit(_) if follows_state => {
+                    return Err(invalid("edit", "a text to edit cannot follow a state"));
                 }
-                if let KindOptions::Diffusion(choice) = &kind_options
-                    && !choice.pins.is_empty()
-                {
-                    let problem = "an edit pins all but its span by itself";
-                    return Err(invalid("diffusion.pins", problem));
+                WireInput::Edit(edit) => {
+                    if length.is_some() {
+                        return Err(invalid("length", "an edit takes its length from its text"));
+                    }
+                    if let KindOptions::Diffusion(choice) = &kind_options
+                        && !choice.pins.is_empty()
+                    {
+                        let problem = "an edit pins all but its span by itself";
+                        return Err(invalid("diffusion.pins", problem));
+                    }
+                    edit_input(edit)?
                 }
-                edit_input(edit)?
-            }
+            },
         };
         Ok(Self {
             input,

@@ -183,6 +183,15 @@ fn row(failure: &Failure) -> ErrorRow {
             .retry(),
         Failure::MessageTimeout => ErrorRow::new(Code::DeadlineExceeded, "MESSAGE_TIMEOUT")
             .hint("send the message at once"),
+        Failure::StatesFull => ErrorRow::new(Code::ResourceExhausted, "STATES_FULL")
+            .hint("try again")
+            .retry(),
+        Failure::StateTooLarge { bytes, max } => ErrorRow::invalid("STATE_TOO_LARGE", "state")
+            .hint("states of such a model cannot be saved")
+            .figure("bytes", bytes)
+            .figure("max", max),
+        Failure::StateTimeout { .. } => ErrorRow::new(Code::DeadlineExceeded, "STATE_TIMEOUT")
+            .hint("send a state, and read one, without pauses"),
         Failure::NotAllowed { needed, .. } => ErrorRow::new(Code::PermissionDenied, "ROLE_NEEDED")
             .hint(
                 "the administrator gives roles: `roles` in sluiced.toml by user or group, or a token \

@@ -110,6 +110,9 @@ fn name(failure: &Failure) -> &'static str {
         F::TooManyCalls => "too many calls",
         F::MessagesFull => "messages full",
         F::MessageTimeout => "message timeout",
+        F::StatesFull => "states full",
+        F::StateTooLarge { .. } => "state too large",
+        F::StateTimeout { .. } => "state timeout",
         F::DeadlineExceeded { .. } => "deadline",
         F::NotAGeneration { .. } => "not a generation",
         F::Cancelled => "cancelled",
@@ -178,7 +181,7 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
 }
 
 /// Variants that [`name`] knows.
-const VARIANTS: usize = 195;
+const VARIANTS: usize = 199;
 
 /// An example of each variant with its code; of `Io`, one of each kind that matters.
 async fn all() -> Vec<(Failure, Code)> {
@@ -428,6 +431,9 @@ async fn all() -> Vec<(Failure, Code)> {
         (F::TooManyCalls, ResourceExhausted),
         (F::MessagesFull, ResourceExhausted),
         (F::MessageTimeout, DeadlineExceeded),
+        (F::StatesFull, ResourceExhausted),
+        (F::StateTooLarge { bytes: 9, max: 8 }, InvalidArgument),
+        (F::StateTimeout { what: "read" }, DeadlineExceeded),
         (
             F::DeadlineExceeded {
                 deadline: Duration::from_secs(1),

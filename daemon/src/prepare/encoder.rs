@@ -1,6 +1,7 @@
 //! The texts of one request, which one session of the tokenizer turns into ids.
 
 use sluice_checkpoint::family::Family;
+use sluice_engine::saved_state::SavedState;
 use sluice_proto::model::{InvalidField, PinContent, Prompt, Turn};
 use sluice_tokenizer::{Patience, TokenizerSession};
 
@@ -71,6 +72,32 @@ impl<'a> TextEncoder<'a> {
                 refused("the prompt is empty; only autoregressive models write without one")
             }
         }
+    }
+
+    /// A prompt that follows what a state has read, its unread token first. Nothing marks a beginning there.
+    pub(super) fn prompt_after(
+        &mut self,
+        state: &SavedState,
+        prompt: Prompt,
+    ) -> Result<Vec<u32>, Failure> {
+        let ids = match prompt {
+            Prompt::Tokens(ids) => ids,
+            Prompt::Raw(text) => self.session()?.encode(&text)?,
+            Prompt::Chat(turns) => {
+                let mut ids = self.chat(&turns)?;
+                let bos = self.serving.tokenizer()?.bos_tokens();
+                if ids.starts_with(bos) {
+                    ids.drain(..bos.len());
+                }
+                ids
+            }
+        };
+        let ids: Vec<u32> = state.unread_token.into_iter().chain(ids).collect();
+        if ids.is_empty() {
+            let problem = "nothing is left to read of this state, since its text has ended; give a prompt that goes on";
+            return Err(empty("input", problem).into());
+        }
+        Ok(ids)
     }
 
     /// Text as it stands, behind what the tokenizer puts before every text. LLaDA's puts nothing there.

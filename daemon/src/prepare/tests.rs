@@ -74,7 +74,7 @@ fn generate(
 ) -> Result<PreparedGeneration, Failure> {
     let checked = Generation::try_from(request).unwrap();
     generation(
-        checked,
+        (checked, StateOptions::default()),
         (serving, &Patience::default()),
         &ModelTable::default(),
         RequestDefaults {
@@ -92,7 +92,10 @@ fn small(request: v1::GenerateRequest, serving: &ServingModel) -> (Generate, Vec
         limits: Level::Aggressive.advised_limits(),
     };
     let prepared = generation(
-        Generation::try_from(request).unwrap(),
+        (
+            Generation::try_from(request).unwrap(),
+            StateOptions::default(),
+        ),
         (serving, &Patience::default()),
         &ModelTable::default(),
         defaults,
@@ -300,7 +303,7 @@ fn the_models_own_instructions_come_before_a_conversation_without_any() {
         };
         let checked = Generation::try_from(request).unwrap();
         let prepared = generation(
-            checked,
+            (checked, StateOptions::default()),
             (&serving, &Patience::default()),
             &table,
             RequestDefaults::default(),

@@ -89,16 +89,14 @@ where
             }
         };
         let share = Arc::new(Share::new(self.calls.account.clone(), caller));
-        // Reflection alone takes several messages in one call.
-        let is_stream = request.uri().path().starts_with("/grpc.reflection.");
+        let counting = Counting::of(request.uri().path());
         let mut request = request.map(|body| {
-            Body::new(Message {
+            Body::new(Messages {
                 body,
                 progress: MessageProgress::default(),
-                received: 0,
+                counting,
                 share: share.clone(),
                 timeout: None,
-                is_stream,
             })
         });
         request.extensions_mut().insert(caller);
@@ -153,16 +151,36 @@ fn unreadable(answer: &HeaderMap) -> Option<Failure> {
     }
 }
 
-/// The messages of a call on their way in: one, but for reflection.
-struct Message {
+/// The messages of a call on their way in.
+struct Messages {
     body: Body,
     progress: MessageProgress,
-    received: usize,
+    counting: Counting,
     share: Arc<Share>,
-    /// Begun when somebody waits for it.
+    /// Begun when somebody waits for the rest of a message.
     timeout: Option<Pin<Box<Sleep>>>,
-    /// Whether others may follow, at any time.
-    is_stream: bool,
+}
+
+/// Which messages of a call are counted until it is answered. Others are counted until they have come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Counting {
+    /// The one that there is.
+    One,
+    /// The first. Chunks of a state follow, which the call counts itself, and waits for.
+    First,
+    /// None: others may come at any time.
+    None,
+}
+
+impl Counting {
+    /// That of calls by their path.
+    fn of(path: &str) -> Self {
+        match path {
+            "/sluice.v1.GenerationService/GenerateWithState" => Self::First,
+            path if path.starts_with("/grpc.reflection.") => Self::None,
+            _ => Self::One,
+        }
+    }
 }
 
 /// How far the present message is, in gRPC's framing.
@@ -173,33 +191,62 @@ struct MessageProgress {
     head_bytes: usize,
     /// Bytes of the message still to come.
     left: usize,
+    /// Bytes of it that came, its head included; 0 between messages.
+    came: usize,
+    /// Messages that are whole.
+    whole: usize,
+    /// Bytes of the first.
+    first: usize,
+    /// Bytes of all messages.
+    all: usize,
 }
 
 impl MessageProgress {
-    /// Looks at bytes that came; whether they end with the end of a message.
-    fn see(&mut self, mut bytes: &[u8]) -> bool {
+    /// Looks at bytes that came.
+    fn see(&mut self, mut bytes: &[u8]) {
+        self.all += bytes.len();
         while !bytes.is_empty() {
-            if self.left > 0 {
-                let now = self.left.min(bytes.len());
-                self.left -= now;
-                bytes = &bytes[now..];
-                continue;
-            }
-            let now = (self.head.len() - self.head_bytes).min(bytes.len());
-            self.head[self.head_bytes..][..now].copy_from_slice(&bytes[..now]);
-            self.head_bytes += now;
+            let now = match self.left {
+                0 => {
+                    let now = (self.head.len() - self.head_bytes).min(bytes.len());
+                    self.head[self.head_bytes..][..now].copy_from_slice(&bytes[..now]);
+                    self.head_bytes += now;
+                    if self.head_bytes == self.head.len() {
+                        self.head_bytes = 0;
+                        let [_, length @ ..] = self.head;
+                        self.left = u32::from_be_bytes(length) as usize;
+                    }
+                    now
+                }
+                left => {
+                    let now = left.min(bytes.len());
+                    self.left -= now;
+                    now
+                }
+            };
+            self.came += now;
             bytes = &bytes[now..];
-            if self.head_bytes == self.head.len() {
-                self.head_bytes = 0;
-                let [_, length @ ..] = self.head;
-                self.left = u32::from_be_bytes(length) as usize;
+            if self.left == 0 && self.head_bytes == 0 {
+                let came = std::mem::take(&mut self.came);
+                if self.whole == 0 {
+                    self.first = came;
+                }
+                self.whole += 1;
             }
         }
-        self.left == 0 && self.head_bytes == 0
+    }
+
+    /// Bytes that count by this rule.
+    fn counted(&self, counting: Counting) -> usize {
+        match counting {
+            Counting::One => self.all,
+            Counting::First => self.first + self.came,
+            Counting::None => self.came,
+        }
     }
 }
 
-impl HttpBody for Message {
+impl HttpBody for Messages {
     type Data = Bytes;
     type Error = Status;
 
@@ -208,7 +255,7 @@ impl HttpBody for Message {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) else {
-            if self.is_stream && self.received == 0 {
+            if self.counting != Counting::One && self.progress.came == 0 {
                 return Poll::Pending;
             }
             let timeout = self
@@ -223,22 +270,18 @@ impl HttpBody for Message {
         else {
             return Poll::Ready(frame);
         };
-        let is_whole = self.progress.see(came);
-        let (before, came) = (self.received, came.len());
-        self.received += came;
-        if came > 0 && self.received > SMALL_MESSAGE_BYTES {
-            // The first counted frame brings along what came before it.
-            let counted = match before > SMALL_MESSAGE_BYTES {
-                true => came,
-                false => self.received,
-            };
-            if let Err(full) = self.share.take(counted) {
-                return Poll::Ready(Some(Err(full.into())));
-            }
+        let whole = self.progress.whole;
+        self.progress.see(came);
+        if self.progress.whole > whole {
+            self.timeout = None;
         }
-        if is_whole && self.is_stream {
-            self.share.release();
-            (self.received, self.timeout) = (0, None);
+        let counted = self.progress.counted(self.counting);
+        let held = match counted > SMALL_MESSAGE_BYTES {
+            true => counted,
+            false => 0,
+        };
+        if let Err(full) = self.share.hold(held) {
+            return Poll::Ready(Some(Err(full.into())));
         }
         Poll::Ready(frame)
     }
@@ -292,8 +335,20 @@ mod tests {
             let mut seen = 0;
             for bytes in all.chunks(piece) {
                 seen += bytes.len();
-                let is_whole = [8, 13, all.len()].contains(&seen);
-                assert_eq!(progress.see(bytes), is_whole, "{seen} bytes, by {piece}");
+                progress.see(bytes);
+                let begun = [0, 8, 13].into_iter().rfind(|begun| *begun <= seen);
+                let came = match seen == all.len() {
+                    true => 0,
+                    false => seen - begun.unwrap(),
+                };
+                let first = if seen < 8 { 0 } else { 8 };
+                let counted =
+                    [Counting::One, Counting::First, Counting::None].map(|by| progress.counted(by));
+                assert_eq!(
+                    counted,
+                    [seen, first + came, came],
+                    "{seen} bytes, by {piece}"
+                );
             }
         }
     }

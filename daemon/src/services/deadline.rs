@@ -38,17 +38,17 @@ impl Deadline {
     }
 
     /// Lets `work` go on until the deadline.
-    pub(super) async fn limit<T>(
+    pub(super) async fn limit<T, E: From<Failure>>(
         deadline: Option<Self>,
-        work: impl Future<Output = Result<T, Failure>>,
-    ) -> Result<T, Failure> {
+        work: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, E> {
         let Some(deadline) = deadline else {
             return work.await;
         };
         let at = deadline.at.checked_sub(HEAD_START).unwrap_or(deadline.at);
         timeout_at(at, work)
             .await
-            .unwrap_or_else(|_| Err(deadline.failure()))
+            .unwrap_or_else(|_| Err(deadline.failure().into()))
     }
 
     fn failure(self) -> Failure {

@@ -6,17 +6,22 @@ use futures_util::{Stream, StreamExt, stream};
 use sluice_engine::{Engine, PlanOptions, RequestError, Work};
 use sluice_plan::Plan;
 use sluice_proto::{
-    model::{Generation, Scoring},
-    v1::{self, OperationKind, generation_service_server::GenerationService},
+    model::Scoring,
+    v1::{
+        self, OperationKind, generate_with_state_response::Part,
+        generation_service_server::GenerationService,
+    },
 };
 use tokio_util::sync::CancellationToken;
-use tonic::{Request, Response, Status};
+use tonic::{Request, Response, Status, Streaming};
 
 use super::{
     Daemon,
     call_terms::CallTerms,
+    deadline::Deadline,
     operation,
-    requests::{self, ResponseStream},
+    requests::{self, OwnedRequest, ResponseStream},
+    states::{self, CallStates, ReceivedCall},
 };
 use crate::{
     caller::Caller,
@@ -34,6 +39,7 @@ pub(super) struct Service(pub(super) Arc<Daemon>);
 #[tonic::async_trait]
 impl GenerationService for Service {
     type GenerateStream = ResponseStream<v1::GenerateResponse>;
+    type GenerateWithStateStream = ResponseStream<v1::GenerateWithStateResponse>;
     type ScoreStream = ResponseStream<v1::ScoreResponse>;
     type WatchGenerationStream = ResponseStream<v1::WatchGenerationResponse>;
 
@@ -42,22 +48,36 @@ impl GenerationService for Service {
         request: Request<v1::GenerateRequest>,
     ) -> Result<Response<Self::GenerateStream>, Status> {
         let terms = CallTerms::of(&request);
-        let caller = terms.caller;
         let message = request.into_inner();
         self.0.check_open()?;
-        let check = Generation::try_from(message.clone()).map(drop);
-        let make = move |daemon: Arc<Daemon>, waited| {
-            let message = message.clone();
-            async move { daemon.admit_generation(caller, message, waited).await }
-        };
-        let kind = OperationKind::Generate;
-        let request = requests::admit(&self.0, terms, (kind, check), make).await?;
+        let request = self.admit(terms, message, CallStates::default()).await?;
         let events = request.events().map(|event| {
             event.map(|event| v1::GenerateResponse {
                 event: Some(v1::GenerationEvent::clone(&event)),
             })
         });
         Ok(Response::new(events.boxed()))
+    }
+
+    async fn generate_with_state(
+        &self,
+        request: Request<Streaming<v1::GenerateWithStateRequest>>,
+    ) -> Result<Response<Self::GenerateWithStateStream>, Status> {
+        let terms = CallTerms::of(&request);
+        self.0.check_open()?;
+        let receiving = self.0.receive(terms.caller, request.into_inner());
+        let ReceivedCall {
+            request,
+            states,
+            returned,
+        } = Deadline::limit(terms.deadline, receiving).await?;
+        let request = self.admit(terms, request, states).await?;
+        let events = request.events().map(|event| {
+            event.map(|event| v1::GenerateWithStateResponse {
+                part: Some(Part::Event(v1::GenerationEvent::clone(&event))),
+            })
+        });
+        Ok(Response::new(events.chain(states::parts(returned)).boxed()))
     }
 
     async fn score(
@@ -102,6 +122,29 @@ impl GenerationService for Service {
     }
 }
 
+impl Service {
+    /// Admits a generation, which belongs to the call.
+    async fn admit(
+        &self,
+        terms: CallTerms,
+        message: v1::GenerateRequest,
+        states: CallStates,
+    ) -> Result<OwnedRequest, Status> {
+        let caller = terms.caller;
+        let check = states.check(message.clone()).map(drop);
+        let make = move |daemon: Arc<Daemon>, waited| {
+            let (message, states) = (message.clone(), states.clone());
+            async move {
+                daemon
+                    .admit_generation(caller, (message, states), waited)
+                    .await
+            }
+        };
+        let kind = OperationKind::Generate;
+        requests::admit(&self.0, terms, (kind, check), make).await
+    }
+}
+
 /// The events of a generation for a watcher. If the daemon ends first, they end with [`Failure::Draining`].
 fn watch(
     record: Arc<RequestRecord>,
@@ -123,11 +166,12 @@ impl Daemon {
     async fn admit_generation(
         &self,
         caller: Caller,
-        message: v1::GenerateRequest,
+        (message, states): (v1::GenerateRequest, CallStates),
         waited: Option<Arc<RequestRecord>>,
     ) -> Result<Arc<RequestRecord>, Failure> {
         self.check_open()?;
-        let checked = Generation::try_from(message)?;
+        let checked = states.check(message)?;
+        let options = states.options();
         let serving = self.models.serving()?;
         let engine = self.engine.clone();
         let defaults = RequestDefaults {
@@ -149,7 +193,7 @@ impl Daemon {
                 };
                 let table = settings.table(&serving.name);
                 let prepared = prepare::generation(
-                    checked,
+                    (checked, options),
                     (serving, patience),
                     &table,
                     defaults,
@@ -160,6 +204,8 @@ impl Daemon {
                 Ok((prepared, expected))
             })
             .await?;
+        let model = serving.loaded.info.state.as_ref();
+        states.reserve(&self.states, caller, model)?;
         let work = &prepared.work;
         let facts = RequestDescription {
             kind: OperationKind::Generate,
@@ -182,6 +228,7 @@ impl Daemon {
             engine,
             &prepared,
             expected,
+            states.sink(),
         );
         self.submit(caller.share(), record, Work::Generate(prepared.work), sink)
     }

@@ -46,14 +46,22 @@ struct Account {
     waiting: CountedBytes,
 }
 
+/// Bytes of all users and of each.
 #[derive(Debug, Default)]
-struct CountedBytes {
+pub(super) struct CountedBytes {
     all: usize,
     of_user: HashMap<User, usize>,
 }
 
 impl CountedBytes {
-    fn has_room(&self, caller: Caller, bytes: usize, all_max: usize, user_max: usize) -> bool {
+    /// Whether a caller may have so many more, within these for all and for a user.
+    pub(super) fn has_room(
+        &self,
+        caller: Caller,
+        bytes: usize,
+        all_max: usize,
+        user_max: usize,
+    ) -> bool {
         let of_user = self.of_user.get(&caller.user).copied().unwrap_or(0);
         match caller.may(Role::Admin) {
             true => self.all + bytes <= all_max + ADMIN_MESSAGES_BYTES,
@@ -61,12 +69,14 @@ impl CountedBytes {
         }
     }
 
-    fn add(&mut self, user: User, bytes: usize) {
+    pub(super) fn add(&mut self, user: User, bytes: usize) {
         self.all += bytes;
-        *self.of_user.entry(user).or_default() += bytes;
+        if bytes > 0 {
+            *self.of_user.entry(user).or_default() += bytes;
+        }
     }
 
-    fn remove(&mut self, user: User, bytes: usize) {
+    pub(super) fn remove(&mut self, user: User, bytes: usize) {
         self.all -= bytes;
         if let Some(of_user) = self.of_user.get_mut(&user) {
             *of_user -= bytes;
@@ -107,24 +117,26 @@ impl Share {
         }
     }
 
-    /// Takes so many bytes more.
-    pub(super) fn take(&self, bytes: usize) -> Result<(), Failure> {
-        let mut account = self.account.lock();
-        let (all, of_user) = (MESSAGES_BYTES_MAX, USER_MESSAGES_BYTES_MAX);
-        if !account.coming.has_room(self.caller, bytes, all, of_user) {
-            return Err(Failure::MessagesFull);
+    /// Holds so many bytes from now on: takes what is missing, or gives back what is too much.
+    pub(super) fn hold(&self, bytes: usize) -> Result<(), Failure> {
+        if self.held().bytes == bytes {
+            return Ok(());
         }
-        account.coming.add(self.caller.user, bytes);
-        self.held().bytes += bytes;
-        Ok(())
-    }
-
-    /// Gives all of it back, when another message may follow.
-    pub(super) fn release(&self) {
         let mut account = self.account.lock();
         let mut held = self.held();
+        let (all, of_user) = (MESSAGES_BYTES_MAX, USER_MESSAGES_BYTES_MAX);
+        // What waits is whole.
+        if held.waits {
+            return Ok(());
+        }
+        let more = bytes.saturating_sub(held.bytes);
+        if more > 0 && !account.coming.has_room(self.caller, more, all, of_user) {
+            return Err(Failure::MessagesFull);
+        }
         account.coming.remove(self.caller.user, held.bytes);
-        held.bytes = 0;
+        account.coming.add(self.caller.user, bytes);
+        held.bytes = bytes;
+        Ok(())
     }
 
     /// Counts its bytes among those that wait from now on.
@@ -184,17 +196,16 @@ mod tests {
         let account = Arc::new(MessageAccount::default());
         let of = |uid| share(&account, uid, Role::Generate);
         let (one, other) = (of(1), of(2));
-        one.take(USER_MESSAGES_BYTES_MAX).unwrap();
-        assert!(one.take(1).is_err());
-        other
-            .take(MESSAGES_BYTES_MAX - USER_MESSAGES_BYTES_MAX)
-            .unwrap();
-        assert!(other.take(1).is_err() && of(3).take(1).is_err());
+        one.hold(USER_MESSAGES_BYTES_MAX).unwrap();
+        assert!(one.hold(USER_MESSAGES_BYTES_MAX + 1).is_err());
+        let rest = MESSAGES_BYTES_MAX - USER_MESSAGES_BYTES_MAX;
+        other.hold(rest).unwrap();
+        assert!(other.hold(rest + 1).is_err() && of(3).hold(1).is_err());
         let admin = share(&account, 0, Role::Admin);
-        admin.take(ADMIN_MESSAGES_BYTES).unwrap();
-        drop(one);
-        other.take(1).unwrap();
-        drop((other, admin));
+        admin.hold(ADMIN_MESSAGES_BYTES).unwrap();
+        one.hold(1).unwrap();
+        other.hold(rest + 1).unwrap();
+        drop((one, other, admin));
         let empty = account.lock();
         assert!(empty.coming.all == 0 && empty.coming.of_user.is_empty());
     }
@@ -205,7 +216,7 @@ mod tests {
         let mut waiting = Vec::new();
         let refused = loop {
             let share = share(&account, 1, Role::Generate);
-            share.take(4 * MIB).unwrap();
+            share.hold(4 * MIB).unwrap();
             let held = HeldMessage(share);
             match held.wait_in_line() {
                 Ok(()) => waiting.push(held),

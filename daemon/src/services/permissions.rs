@@ -4,8 +4,9 @@
 use crate::{caller::Caller, failure::Failure, role::Role};
 
 /// Every call of the schema, and the least role that may make it. Health and reflection are for all who can connect.
-const NEEDED: [(&str, &str, Role); 26] = [
+const NEEDED: [(&str, &str, Role); 27] = [
     ("GenerationService", "Generate", Role::Generate),
+    ("GenerationService", "GenerateWithState", Role::Generate),
     // Of others only for administrators.
     ("GenerationService", "WatchGeneration", Role::Generate),
     ("GenerationService", "Score", Role::Generate),

@@ -33,6 +33,7 @@ mod services;
 mod settings;
 mod shutdown;
 mod sockets;
+mod states;
 mod support;
 mod synth;
 mod systemd;

@@ -26,8 +26,9 @@ use tonic_prost::ProstCodec;
 use crate::support::{Daemon, checkpoints, long, next, tokens, within};
 
 /// Every call, and the least role that may make it.
-const CALLS: [(&str, Role); 26] = [
+const CALLS: [(&str, Role); 27] = [
     ("GenerationService/Generate", Role::Generate),
+    ("GenerationService/GenerateWithState", Role::Generate),
     ("GenerationService/WatchGeneration", Role::Generate),
     ("GenerationService/Score", Role::Generate),
     ("ModelService/ListModels", Role::Observe),

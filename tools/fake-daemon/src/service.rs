@@ -20,7 +20,7 @@ use sluice_proto::{
 };
 use tokio::{net::UnixListener, runtime::Runtime, sync::Notify};
 use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
-use tonic::{Request, Response, Status, transport};
+use tonic::{Request, Response, Status, Streaming, transport};
 
 use crate::{
     ChangeScript, ReceivedCalls, ScriptStep,
@@ -122,12 +122,21 @@ impl Service {
 #[tonic::async_trait]
 impl GenerationService for Service {
     type GenerateStream = ReceiverStream<Result<GenerateResponse, Status>>;
+    type GenerateWithStateStream = ReceiverStream<Result<GenerateWithStateResponse, Status>>;
     type ScoreStream = ReceiverStream<Result<ScoreResponse, Status>>;
     type WatchGenerationStream = ReceiverStream<Result<WatchGenerationResponse, Status>>;
 
     async fn generate(&self, request: Request<GenerateRequest>) -> Answers<GenerateResponse> {
         self.seen().generate.push(request.into_inner());
         self.play(|event| GenerateResponse { event: Some(event) })
+    }
+
+    async fn generate_with_state(
+        &self,
+        _: Request<Streaming<GenerateWithStateRequest>>,
+    ) -> Answers<GenerateWithStateResponse> {
+        // As a daemon from before states would answer.
+        Err(Status::unimplemented(""))
     }
 
     async fn score(&self, _: Request<ScoreRequest>) -> Answers<ScoreResponse> {

@@ -1,0 +1,115 @@
+use super::*;
+use crate::{caller::User, role::Role};
+
+fn caller(uid: u32) -> Caller {
+    Caller {
+        user: User::Unix { uid },
+        role: Some(Role::Generate),
+        ..Caller::DAEMON
+    }
+}
+
+fn saved(elements: usize) -> SavedState {
+    SavedState {
+        model: StateModel {
+            fingerprint: "f".to_owned(),
+            shape: StateShape {
+                layers: 1,
+                hidden_size: 64,
+            },
+        },
+        read_tokens: 3,
+        unread_token: None,
+        is_lossless: true,
+        values: (0..elements).map(|at| at as f32).collect(),
+    }
+}
+
+#[test]
+fn users_are_bounded_and_what_is_dropped_is_free() {
+    let account = Arc::new(StateAccount::default());
+    let most = USER_STATES_BYTES_MAX as u64;
+    let one = account.take(caller(1), most).unwrap();
+    assert!(matches!(
+        account.take(caller(1), 1),
+        Err(Failure::StatesFull)
+    ));
+    let other = account.take(caller(2), most).unwrap();
+    assert!(matches!(
+        account.take(caller(3), 1),
+        Err(Failure::StatesFull)
+    ));
+    drop(one);
+    drop(account.take(caller(3), most).unwrap());
+    for bytes in [most + 1, u64::MAX] {
+        let refused = account.take(caller(3), bytes);
+        assert!(matches!(refused, Err(Failure::StateTooLarge { .. })));
+    }
+    drop(other);
+    assert!(account.take(caller(2), most).is_ok());
+}
+
+#[test]
+fn chunks_may_cut_elements() {
+    let state = saved(50);
+    let bytes: Vec<u8> = (state.values.iter())
+        .flat_map(|value| value.to_le_bytes())
+        .collect();
+    let account = Arc::new(StateAccount::default());
+    for size in [1, 2, 3, 5, 8, 200] {
+        let mut arriving = ArrivingState {
+            state: saved(0),
+            begun: Vec::new(),
+            missing: bytes.len(),
+            held: account.take(caller(1), bytes.len() as u64).unwrap(),
+        };
+        for chunk in bytes.chunks(size) {
+            arriving.push(chunk).unwrap();
+        }
+        assert!(arriving.push(&[0]).is_err());
+        // The refused byte is of no state.
+        arriving.missing = 0;
+        assert_eq!(arriving.finish().unwrap().0, state, "by {size}");
+    }
+}
+
+#[tokio::test]
+async fn a_state_goes_out_in_chunks_whole() {
+    let returned = ReturnedState::new();
+    let elements = CHUNK_BYTES / 2 + 3;
+    returned.put(saved(elements));
+    let parts: Vec<_> = parts(Some(returned)).collect().await;
+    assert_eq!(parts.len(), 1 + 3);
+    let bytes = parts
+        .into_iter()
+        .skip(1)
+        .flat_map(|part| match part.unwrap().part {
+            Some(ResponsePart::StateChunk(chunk)) => chunk,
+            other => panic!("no chunk: {other:?}"),
+        });
+    let bytes: Vec<u8> = bytes.collect();
+    let values: Vec<f32> = bytes
+        .as_chunks::<4>()
+        .0
+        .iter()
+        .map(|bytes| f32::from_le_bytes(*bytes))
+        .collect();
+    assert_eq!(values, saved(elements).values);
+    assert_eq!(super::parts(None).count().await, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_state_that_nobody_reads_is_dropped_in_time() {
+    let account = Arc::new(StateAccount::default());
+    let most = USER_STATES_BYTES_MAX as u64;
+    let returned = ReturnedState::new();
+    returned.lock().held = Some(account.take(caller(1), most).unwrap());
+    returned.put(saved(CHUNK_BYTES));
+    let mut parts = Box::pin(parts(Some(Arc::clone(&returned))));
+    assert!(parts.next().await.unwrap().is_ok() && parts.next().await.unwrap().is_ok());
+    assert!(account.take(caller(1), 1).is_err());
+    time::sleep(STATE_TIMEOUT * 2).await;
+    account.take(caller(1), most).unwrap();
+    let status = parts.next().await.unwrap().unwrap_err();
+    assert_eq!(status.message(), "the state was not read within 120 s");
+}
