@@ -150,7 +150,7 @@ pub enum Command {
 pub struct Generate {
     /// The prompt; `-` reads it from standard input, less one newline at its end. An autoregressive model writes without one if it
     /// is empty (""), from its begin token on
-    #[arg(required_unless_present = "tokens", conflicts_with = "tokens")]
+    #[arg(required_unless_present_any = ["tokens", "state"], conflicts_with = "tokens")]
     pub prompt: Option<String>,
     /// Token ids in the prompt's place, for models without a tokenizer
     #[arg(long, value_name = "IDS", value_delimiter = ',')]
@@ -174,6 +174,12 @@ pub struct Generate {
     /// Latent thought models: write what was thought of the prompt to FILE (safetensors: mu and log_var)
     #[arg(long, value_name = "FILE")]
     pub save_thoughts: Option<PathBuf>,
+    /// Recurrent models (RWKV-7): go on from the state in FILE, which --save-state wrote, and read only the prompt, if there is one
+    #[arg(long, value_name = "FILE")]
+    pub state: Option<PathBuf>,
+    /// Recurrent models (RWKV-7): write the state after prompt and answer to FILE (safetensors)
+    #[arg(long, value_name = "FILE")]
+    pub save_state: Option<PathBuf>,
     /// Print each event as a JSON object on its own line; the last is "done"
     #[arg(long)]
     pub json: bool,

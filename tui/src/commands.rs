@@ -28,13 +28,17 @@ mod report;
 mod requests;
 mod run;
 mod score;
+mod states;
 mod status;
 mod thoughts;
+mod whole_file;
 
-use std::{env, io::IsTerminal, path::PathBuf};
+use std::{env, io::IsTerminal, path::PathBuf, sync::Arc};
 
 use clap::{CommandFactory, error::ErrorKind};
 use sluice_proto::v1;
+
+use self::follow::{Asked, SavedFiles};
 
 pub use self::bench::BenchFigures;
 use crate::{
@@ -70,9 +74,18 @@ pub async fn run(cli: Cli, out: &mut StandardOutput) -> Result<(), Failure> {
         }
         Some(Command::Generate(arguments)) => {
             let request = generate::request(&arguments)?;
+            let state = arguments.state.as_deref().map(states::read).transpose()?;
             let daemon = DaemonConnection::connect(socket).await?;
-            let save = arguments.save_thoughts.as_deref();
-            follow::generate(&daemon, request, arguments.json, save, out).await
+            let asked = Asked {
+                state: state.map(Arc::new),
+                returns_state: arguments.save_state.is_some(),
+                ..request.into()
+            };
+            let files = SavedFiles {
+                thoughts: arguments.save_thoughts.as_deref(),
+                state: arguments.save_state.as_deref(),
+            };
+            follow::generate(&daemon, asked, arguments.json, files, out).await
         }
         Some(Command::Run(arguments)) => {
             let private = arguments.private || cli.screen.private;
@@ -86,7 +99,7 @@ pub async fn run(cli: Cli, out: &mut StandardOutput) -> Result<(), Failure> {
         Some(Command::Edit(arguments)) => {
             let request = edit::request(&arguments)?;
             let daemon = DaemonConnection::connect(socket).await?;
-            follow::generate(&daemon, request, arguments.json, None, out).await
+            follow::generate(&daemon, request, arguments.json, SavedFiles::default(), out).await
         }
         Some(Command::Score(arguments)) => score::run(socket, arguments, out).await,
         Some(Command::Bench(arguments)) => bench::run(socket, &arguments, out).await,

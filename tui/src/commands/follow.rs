@@ -1,20 +1,24 @@
 //! Showing a request's events as they come: in place, as JSON, or the result alone.
 
-use std::{path::Path, time::Duration};
+use std::{path::Path, sync::Arc, time::Duration};
 
-use futures_util::{Stream, StreamExt};
+use futures_util::{Stream, StreamExt, stream::BoxStream};
 use sluice_proto::client::when_there_is_room;
 use sluice_proto::v1::{
-    FinishReason, GenerateRequest, GenerationDone, GenerationEvent, GenerationLoading,
+    FinishReason, GenerateRequest, GenerateResponse, GenerateWithStateBegin,
+    GenerateWithStateResponse, GenerationDone, GenerationEvent, GenerationLoading,
     GenerationStarted, ListModelsRequest, Thoughts, WatchGenerationRequest,
-    generation_event::Event,
+    generate_with_state_response::Part, generation_event::Event,
 };
 use sluice_report::progress::bar;
 use sluice_shared::units;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tonic::Status;
 
-use super::thoughts;
+use super::{
+    states::{self, State},
+    thoughts,
+};
 use crate::{
     canvas::{Canvas, ids_text},
     connection::DaemonConnection,
@@ -34,24 +38,58 @@ pub(super) struct EndedRequest {
     pub(super) started: Option<GenerationStarted>,
     /// The posterior of its latents, if it was asked for.
     pub(super) thoughts: Option<Thoughts>,
+    /// The state in the end, if it was asked for.
+    pub(super) state: Option<State>,
     pub(super) done: GenerationDone,
 }
 
-/// Runs a request of our own and shows it. Writes the posterior of its latents to a file if there is one to write to.
+/// What is asked for.
+#[derive(Default)]
+pub(super) struct Asked {
+    pub(super) request: GenerateRequest,
+    /// The state that it goes on from.
+    pub(super) state: Option<Arc<State>>,
+    /// Whether the state in the end is wanted.
+    pub(super) returns_state: bool,
+}
+
+impl From<GenerateRequest> for Asked {
+    fn from(request: GenerateRequest) -> Self {
+        Self {
+            request,
+            ..Self::default()
+        }
+    }
+}
+
+/// Files for what there is besides an answer.
+#[derive(Default, Clone, Copy)]
+pub(super) struct SavedFiles<'a> {
+    /// For the posterior of its latents.
+    pub(super) thoughts: Option<&'a Path>,
+    /// For the state in the end.
+    pub(super) state: Option<&'a Path>,
+}
+
+/// Runs a request of our own and shows it. Writes what there is to be saved to files.
 pub(super) async fn generate(
     daemon: &DaemonConnection,
-    request: GenerateRequest,
+    asked: impl Into<Asked>,
     json: bool,
-    save_thoughts: Option<&Path>,
+    files: SavedFiles<'_>,
     out: &mut StandardOutput,
 ) -> Result<(), Failure> {
     let mut interrupts = interrupts()?;
-    match run(daemon, request, json, out, &mut interrupts).await? {
+    match run(daemon, asked, json, out, &mut interrupts).await? {
         Some(ended) => {
             ended.note(json);
-            save_thoughts.map_or(Ok(()), |path| {
-                thoughts::write(path, ended.thoughts.as_ref())
-            })
+            if let Some(path) = files.thoughts {
+                thoughts::write(path, ended.thoughts.as_ref())?;
+            }
+            if let Some(path) = files.state {
+                states::write(path, ended.state.as_ref())?;
+            }
+            Ok(())
         }
         None => Err(Failure::interrupted("the request was cancelled")),
     }
@@ -60,25 +98,26 @@ pub(super) async fn generate(
 /// Runs a request of our own and shows it; `None` when the user interrupted it.
 pub(super) async fn run(
     daemon: &DaemonConnection,
-    request: GenerateRequest,
+    asked: impl Into<Asked>,
     json: bool,
     out: &mut StandardOutput,
     interrupts: &mut Signal,
 ) -> Result<Option<EndedRequest>, Failure> {
-    let client = daemon.generation();
-    let call = || {
-        let (mut client, request) = (client.clone(), request.clone());
-        async move { client.generate(request).await }
-    };
+    let asked = asked.into();
     let answer = tokio::select! {
-        answer = when_there_is_room(call) => answer,
+        answer = begin(daemon, &asked) => answer,
         _ = interrupts.recv() => return Ok(None),
     };
-    let stream = answer
-        .map_err(|status| daemon.failure(status))?
-        .into_inner();
-    let events = stream.map(|answer| answer.map(|answer| answer.event));
-    let (ended, request_id) = show(daemon, events, json, out, interrupts).await?;
+    let mut parts = answer.map_err(|status| daemon.failure(status))?;
+    let events = (&mut parts).map(|answer| answer.map(event));
+    let (mut ended, request_id) = show(daemon, events, json, out, interrupts).await?;
+    if let (Some(ended), true) = (&mut ended, asked.returns_state) {
+        let state = tokio::select! {
+            state = states::receive(parts) => state,
+            _ = interrupts.recv() => return Err(Failure::interrupted("the state was not saved")),
+        };
+        ended.state = state.map_err(|status| daemon.failure(status))?;
+    }
     if let (None, Some(request_id)) = (&ended, request_id) {
         let cancel = operations::cancel(daemon, request_id);
         // A confirmed cancellation means that the daemon is free again when the client exits. Without it, the dropped stream
@@ -93,6 +132,46 @@ pub(super) async fn run(
             Err(Failure::new("the request was cancelled"))
         }
         ended => Ok(ended),
+    }
+}
+
+/// Calls the daemon. Only what has to do with states takes the call for them, which older daemons don't know.
+async fn begin(
+    daemon: &DaemonConnection,
+    asked: &Asked,
+) -> Result<BoxStream<'static, Result<GenerateWithStateResponse, Status>>, Status> {
+    let client = daemon.generation();
+    if asked.state.is_none() && !asked.returns_state {
+        let call = || {
+            let (mut client, request) = (client.clone(), asked.request.clone());
+            async move { client.generate(request).await }
+        };
+        let stream = when_there_is_room(call).await?.into_inner();
+        let part = |answer: GenerateResponse| GenerateWithStateResponse {
+            part: answer.event.map(Part::Event),
+        };
+        return Ok(stream.map(move |answer| answer.map(part)).boxed());
+    }
+    let call = || {
+        let begin = GenerateWithStateBegin {
+            request: Some(asked.request.clone()),
+            state: None,
+            return_state: asked.returns_state,
+        };
+        let (mut client, state) = (client.clone(), asked.state.clone());
+        async move {
+            client
+                .generate_with_state(states::messages(begin, state))
+                .await
+        }
+    };
+    Ok(when_there_is_room(call).await?.into_inner().boxed())
+}
+
+fn event(answer: GenerateWithStateResponse) -> Option<GenerationEvent> {
+    match answer.part {
+        Some(Part::Event(event)) => Some(event),
+        _ => None,
     }
 }
 
@@ -189,6 +268,7 @@ async fn show(
             let ended = EndedRequest {
                 started,
                 thoughts: found,
+                state: None,
                 done,
             };
             return Ok((Some(ended), request_id));
@@ -408,6 +488,7 @@ mod tests {
             let ended = EndedRequest {
                 started,
                 thoughts: None,
+                state: None,
                 done,
             };
             ended.notes().join("|")

@@ -11,16 +11,17 @@ use crate::{cli::Generate, output::Failure};
 /// The request of the arguments. The daemon validates its values.
 pub(super) fn request(arguments: &Generate) -> Result<GenerateRequest, Failure> {
     let input = match (&arguments.tokens, &arguments.prompt) {
-        (Some(ids), _) => Input::Tokens(TokenIds { ids: ids.clone() }),
-        (None, prompt) => {
-            let prompt = prompt.as_deref().unwrap_or_default();
+        (Some(ids), _) => Some(Input::Tokens(TokenIds { ids: ids.clone() })),
+        // Only where a state is gone on from.
+        (None, None) => None,
+        (None, Some(prompt)) => {
             let text = input::text(prompt)?;
             // Only who says so means no prompt, and not who pipes in nothing.
             if text.is_empty() && !prompt.is_empty() {
                 return Err(Failure::new("standard input holds no text"));
             }
             let prompt = text;
-            if arguments.raw || (prompt.is_empty() && arguments.system.is_none()) {
+            Some(if arguments.raw || (prompt.is_empty() && arguments.system.is_none()) {
                 Input::RawText(prompt)
             } else {
                 let system = arguments.system.as_deref();
@@ -29,7 +30,7 @@ pub(super) fn request(arguments: &Generate) -> Result<GenerateRequest, Failure> 
                 Input::Chat(Chat {
                     messages: messages.collect(),
                 })
-            }
+            })
         }
     };
     let pin = |(position, text): &(u32, String)| CanvasPin {
@@ -37,7 +38,7 @@ pub(super) fn request(arguments: &Generate) -> Result<GenerateRequest, Failure> 
         content: Some(Content::Text(text.clone())),
     };
     let mut request = GenerateRequest {
-        input: Some(input),
+        input,
         length: arguments.length,
         ..Default::default()
     };

@@ -8,7 +8,8 @@ use std::{
 use sluice_proto::v1::{self, ChatRole, GenerateRequest, generate_request::Input};
 
 use super::{
-    background, chat, follow,
+    background, chat,
+    follow::{self, SavedFiles},
     input::{self, STDIN},
     message, paths, present, usage,
 };
@@ -67,7 +68,7 @@ pub(super) async fn run(
             };
             choices.apply(&mut request);
             drop(interrupts);
-            follow::generate(&daemon, request, arguments.json, None, out).await
+            follow::generate(&daemon, request, arguments.json, SavedFiles::default(), out).await
         }
     }
 }

@@ -3,17 +3,13 @@
 //! The file is a safetensors file with the tensors `mu` and `log_var` in `f32`, each of [layers, latents of a layer, hidden
 //! size], so that other programs can read and change it.
 
-use std::{
-    collections::HashMap,
-    fs,
-    io::{self, Write},
-    path::Path,
-};
+use std::{collections::HashMap, fs, io, path::Path};
 
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use sluice_proto::v1::Thoughts;
 use sluice_shared::units;
 
+use super::whole_file;
 use crate::output::Failure;
 
 /// Names of the tensors: means, and logarithms of variances.
@@ -93,20 +89,7 @@ pub(super) fn write(path: &Path, thoughts: Option<&Thoughts>) -> Result<(), Fail
     };
     let failed = |cause: io::Error| Failure::new(format!("write thoughts to {shown}: {cause}"));
     let bytes = serialized(thoughts).map_err(|error| Failure::new(error.to_string()))?;
-    // Beside it first: what was there is replaced by a whole file or not at all.
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let partial = path.with_file_name(format!(".{name}.{}.part", std::process::id()));
-    let written = (|| {
-        let mut file = fs::File::create(&partial)?;
-        file.write_all(&bytes)?;
-        file.sync_all()?;
-        fs::rename(&partial, path)
-    })();
-    written.map_err(|error| {
-        // The error that led here matters more.
-        drop(fs::remove_file(&partial));
-        failed(error)
-    })
+    whole_file::write(path, &bytes).map_err(failed)
 }
 
 fn serialized(thoughts: &Thoughts) -> Result<Vec<u8>, safetensors::SafeTensorError> {
