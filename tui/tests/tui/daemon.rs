@@ -561,6 +561,51 @@ fn a_level_is_planned_put_in_force_and_taken_back() {
     );
 }
 
+/// docs/rwkv7.md: a text goes on from a file.
+#[test]
+fn a_state_that_was_saved_goes_on_as_if_the_text_had_not_ended() {
+    let fixtures = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../daemon/engine/tests/fixtures"
+    );
+    let daemon = Daemon::with(&["--model", &format!("{fixtures}/rwkv7-tiny")]);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("state.safetensors");
+    let file = file.to_str().unwrap();
+    let greedy = ["--greedy", "--eos", "suppress", "--json"];
+    let ids = |arguments: &[&str]| {
+        let done = daemon.done(&[&["generate"], arguments, &greedy].concat());
+        serde_json::from_value::<Vec<u32>>(done["token_ids"].clone()).unwrap()
+    };
+    let whole = ids(&["--tokens", "9,8,7,6", "--length", "12"]);
+    let save = ["--tokens", "9,8,7,6", "--length", "5", "--save-state", file];
+    assert_eq!(ids(&save), whole[..5]);
+    // The file that is read is written anew.
+    let on = ["--state", file, "--length", "3", "--save-state", file];
+    assert_eq!(ids(&on), whole[5..8]);
+    assert_eq!(ids(&["--state", file, "--length", "4"]), whole[8..]);
+
+    let refused = |daemon: &Daemon, arguments: &[&str]| {
+        let output = daemon.run(arguments);
+        assert_eq!(code(&output), 1);
+        stderr(&output)
+    };
+    let other = Daemon::start();
+    let message = refused(&other, &["generate", "hi", "--state", file]);
+    assert!(
+        message.contains("state: only recurrent models (RWKV-7)"),
+        "{message}"
+    );
+    let message = refused(&other, &["generate", "hi", "--save-state", file]);
+    assert!(message.contains("load a recurrent model"), "{message}");
+    let config = format!("{fixtures}/rwkv7-tiny/config.json");
+    let message = refused(&daemon, &["generate", "--state", &config]);
+    assert!(message.contains("holds no state"), "{message}");
+    let weights = format!("{fixtures}/rwkv7-tiny/model.safetensors");
+    let message = refused(&daemon, &["generate", "--state", &weights]);
+    assert!(message.contains("its format is not"), "{message}");
+}
+
 #[test]
 fn a_daemon_that_is_stopped_is_told_of_within_two_seconds() {
     let daemon = Daemon::start();

@@ -1,12 +1,16 @@
 //! Whole models on a GPU, through the stand-in for NVIDIA's libraries that runs the GPU's own kernels on the CPU
 //! (`daemon/cuda/stand-in`).
 
-use std::{sync::mpsc, time::Duration};
+use std::{
+    sync::{Arc, mpsc},
+    time::Duration,
+};
 
 use sluice_checkpoint::Source;
 use sluice_engine::{
     Engine, EngineOptions, Event, Generate, Outcome, PlanSettings, Work,
     check::{CheckResult, fixture_logits, fixture_tokens, resident, streamed},
+    saved_state::StateOptions,
 };
 use sluice_formats::DType;
 use sluice_ops::{
@@ -168,8 +172,8 @@ fn keys_are_chosen_as_on_the_cpu() {
     assert_ne!(on_gpu[0], on_gpu[1]);
 }
 
-/// Two answers to a prompt, the second from the state that was kept before its last token, and one to a prompt that
-/// begins with the first answer.
+/// Two answers to a prompt, the second from the state that was kept before its last token, one to a prompt that begins
+/// with the first answer, and the first in two halves, with a state between that was saved and given back.
 fn answers_from_states(device: DeviceChoice) -> Vec<Vec<u32>> {
     let engine = Engine::start(EngineOptions {
         device,
@@ -180,21 +184,35 @@ fn answers_from_states(device: DeviceChoice) -> Vec<Vec<u32>> {
     .unwrap();
     let source = Source::Folder(fixture("rwkv7-tiny"));
     let model = engine.load_now(source, PlanSettings::default()).unwrap().id;
-    let answer = |prompt: &[u32]| {
+    let generate = |prompt: &[u32], length: usize, state: StateOptions| {
         let request = Generate {
             eos: EosPolicy::Suppress,
-            ..Generate::greedy(model, prompt.to_vec(), 6)
+            state,
+            ..Generate::greedy(model, prompt.to_vec(), length)
         };
         match engine.run(Work::Generate(request)).unwrap() {
-            Outcome::Generated(generated) => generated.tokens,
+            Outcome::Generated(generated) => generated,
             other => panic!("asked to generate: {other:?}"),
         }
     };
+    let answer = |prompt: &[u32]| generate(prompt, 6, StateOptions::default()).tokens;
     let prompt: Vec<u32> = (3..40).collect();
     let first = answer(&prompt);
     let second = answer(&prompt);
     let third = answer(&[&prompt[..], &first, &[9, 8, 7]].concat());
-    vec![first, second, third]
+    let saving = StateOptions {
+        returns_state: true,
+        ..StateOptions::default()
+    };
+    let half = generate(&prompt, 2, saving);
+    let state = half.state.unwrap();
+    let unread = state.unread_token.unwrap();
+    let going_on = StateOptions {
+        start: Some(Arc::new(*state)),
+        ..StateOptions::default()
+    };
+    let rest = generate(&[unread], 4, going_on);
+    vec![first, second, third, [half.tokens, rest.tokens].concat()]
 }
 
 #[test]
@@ -205,6 +223,7 @@ fn answers_go_on_from_states_as_on_the_cpu() {
     assert_eq!(on_gpu, answers_from_states(DeviceChoice::Cpu));
     assert_eq!(on_gpu[0], on_gpu[1]);
     assert_ne!(on_gpu[0], on_gpu[2]);
+    assert_eq!(on_gpu[0], on_gpu[3]);
 }
 
 #[test]
