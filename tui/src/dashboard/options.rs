@@ -400,12 +400,14 @@ mod tests {
 
     /// Flags of `sluice generate` that say what goes in and comes out, not how; and one that is a temperature of 0 and a penalty
     /// of 1 in the form.
-    const LEFT_OUT: [&str; 8] = [
+    const LEFT_OUT: [&str; 10] = [
         "tokens",
         "raw",
         "pin",
         "thoughts",
         "save-thoughts",
+        "state",
+        "save-state",
         "json",
         "help",
         "greedy",
