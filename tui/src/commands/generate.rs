@@ -20,17 +20,18 @@ pub(super) fn request(arguments: &Generate) -> Result<GenerateRequest, Failure> 
             if text.is_empty() && !prompt.is_empty() {
                 return Err(Failure::new("standard input holds no text"));
             }
-            let prompt = text;
-            Some(if arguments.raw || (prompt.is_empty() && arguments.system.is_none()) {
-                Input::RawText(prompt)
-            } else {
-                let system = arguments.system.as_deref();
-                let system = system.map(|text| message(ChatRole::System, text));
-                let messages = system.into_iter().chain([message(ChatRole::User, &prompt)]);
-                Input::Chat(Chat {
-                    messages: messages.collect(),
-                })
-            })
+            Some(
+                if arguments.raw || (text.is_empty() && arguments.system.is_none()) {
+                    Input::RawText(text)
+                } else {
+                    let system = arguments.system.as_deref();
+                    let system = system.map(|text| message(ChatRole::System, text));
+                    let messages = system.into_iter().chain([message(ChatRole::User, &text)]);
+                    Input::Chat(Chat {
+                        messages: messages.collect(),
+                    })
+                },
+            )
         }
     };
     let pin = |(position, text): &(u32, String)| CanvasPin {
