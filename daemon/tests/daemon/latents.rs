@@ -260,15 +260,19 @@ async fn scores_are_bounds_of_an_answer() {
     assert_eq!(score(&daemon, again).await.unwrap(), found);
     let unfitted = scoring(|request| request.think_steps = Some(0));
     assert_eq!(score(&daemon, unfitted).await.unwrap().kl_nats, Some(0.0));
-    let refused: [(&str, fn(&mut v1::ScoreRequest)); 3] = [
-        ("think_steps", |request| {
-            request.think_steps = Some(1_000_000)
-        }),
-        ("guidance", |request| request.guidance = Some(1.0)),
-        ("check_greedy", |request| request.check_greedy = true),
+    let refused = [
+        (
+            "think_steps",
+            scoring(|request| request.think_steps = Some(1_000_000)),
+        ),
+        ("guidance", scoring(|request| request.guidance = Some(1.0))),
+        (
+            "check_greedy",
+            scoring(|request| request.check_greedy = true),
+        ),
     ];
-    for (field, change) in refused {
-        let status = score(&daemon, scoring(change)).await.unwrap_err();
+    for (field, request) in refused {
+        let status = score(&daemon, request).await.unwrap_err();
         assert_eq!(status.code(), Code::InvalidArgument, "{field}");
         assert!(status.message().contains(field), "{}", status.message());
     }
