@@ -15,7 +15,8 @@ static_assert(TILE_KEYS == WARP, "a lane stands for a key");
 
 template <u32 DIM>
 DEVICE void attend_scalars(float *out, const float *q, const float *k, const float *v, Task task,
-                           const Segment *segments, u32 heads, u32 kv_heads, u32 head_dim, float scale, u32 half) {
+                           Sight sight, const Segment *segments, u32 heads, u32 kv_heads, u32 head_dim, float scale,
+                           u32 half) {
     constexpr u32 QUERIES = SCALAR_WARPS * WARP_QUERIES;
     constexpr u32 SLICES = DIM / SCALAR_SLICE;
     // Groups of four stay aligned, and those of eight rows lie in different banks.
@@ -54,7 +55,7 @@ DEVICE void attend_scalars(float *out, const float *q, const float *k, const flo
     }
 
     const u32 last = min(task.query_count, first + QUERIES) - 1;
-    for (KeyTiles keys(segments, task, sight_end(task, last)); keys.more(); keys.next()) {
+    for (KeyTiles keys(segments, task, sight, first, last); keys.more(); keys.next()) {
         float scores[WARP_QUERIES] = {};
 #pragma unroll 1
         for (u32 slice = 0; slice < SLICES; slice++) {
@@ -77,8 +78,9 @@ DEVICE void attend_scalars(float *out, const float *q, const float *k, const flo
         float shrink[WARP_QUERIES];
 #pragma unroll
         for (u32 i = 0; i < WARP_QUERIES; i++) {
-            const u32 seen = keys.count_before(sight_end(task, first + warp * WARP_QUERIES + i));
-            const float score = lane < seen ? scores[i] * scale : -infinity();
+            const u32 query = first + warp * WARP_QUERIES + i;
+            const u32 unseen = keys.count_before(sight.begin(task, query)), seen = keys.count_before(sight.end(task, query));
+            const float score = lane >= unseen && lane < seen ? scores[i] * scale : -infinity();
             float tile_max = fmaxf(max[i], score);
 #pragma unroll
             for (u32 far = WARP / 2; far > 0; far /= 2) {

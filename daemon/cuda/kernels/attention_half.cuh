@@ -13,7 +13,7 @@ constexpr u32 ATTEND_THREADS = ATTEND_WARPS * WARP;
 
 // Heads of up to DIM numbers, of which SLICE of a tile of keys or values are in shared memory at once.
 template <class T, u32 DIM, u32 SLICE>
-DEVICE void attend(T *out, const T *q, const T *k, const T *v, Task task, const Segment *segments, u32 heads,
+DEVICE void attend(T *out, const T *q, const T *k, const T *v, Task task, Sight sight, const Segment *segments, u32 heads,
                    u32 kv_heads, u32 head_dim, float scale) {
     using namespace nvcuda;
     constexpr u32 QUERIES = 16 * ATTEND_WARPS;
@@ -48,8 +48,8 @@ DEVICE void attend(T *out, const T *q, const T *k, const T *v, Task task, const 
     float max = -infinity(), sum = 0.0f;
     float result[DIM / 16][8] = {};
 
-    const u32 own_end = sight_end(task, 16 * warp + row);
-    KeyTiles keys(segments, task, sight_end(task, task.query_count - 1));
+    const u32 own_begin = sight.begin(task, 16 * warp + row), own_end = sight.end(task, 16 * warp + row);
+    KeyTiles keys(segments, task, sight, 0, task.query_count - 1);
     if (keys.more()) fetch(k, keys, 0);
     while (keys.more()) {
         wmma::fragment<wmma::accumulator, 16, 16, 16, float> scores[TILE_KEYS / 16];
@@ -83,13 +83,13 @@ DEVICE void attend(T *out, const T *q, const T *k, const T *v, Task task, const 
             wmma::store_matrix_sync(corner + 16 * n, scores[n], CORNER_STRIDE, wmma::mem_row_major);
         }
         __syncwarp();
-        const u32 seen = keys.count_before(own_end);
+        const u32 unseen = keys.count_before(own_begin), seen = keys.count_before(own_end);
         float values[16];
         float tile_max = max;
 #pragma unroll
         for (u32 i = 0; i < 16; i++) {
             const u32 key = 16 * side + i;
-            values[i] = key < seen ? corner[row * CORNER_STRIDE + key] * scale : -infinity();
+            values[i] = key >= unseen && key < seen ? corner[row * CORNER_STRIDE + key] * scale : -infinity();
             tile_max = fmaxf(tile_max, values[i]);
         }
         tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));

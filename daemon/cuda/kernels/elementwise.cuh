@@ -59,6 +59,17 @@ DEVICE void add_bias(T *out, const float *x, const u8 *bias, u32 bias_format, u3
     if (i < count) out[i] = narrow<T>(x[i] + stored_number(bias, bias_format, u32(i % width)));
 }
 
+// By which angles pairs are turned, and which numbers of a head are pairs.
+struct Angles {
+    // A row is `half` cosines, then as many sines.
+    const float *table;
+    u32 half;
+    // A pair are neighbours; otherwise they are half a head apart.
+    bool interleaved;
+    // 1, or -1 to turn back.
+    float direction;
+};
+
 // A matrix whose rows of heads are turned, each by its position.
 template <class T> struct Turned {
     T *x;
@@ -68,14 +79,13 @@ template <class T> struct Turned {
 
     DEVICE u64 pairs(u32 half) const { return u64(rows) * heads * half; }
 
-    // The half-split pair (element i of a head with i + half). A row of `table` is `half` cosines, then as many sines.
-    DEVICE void turn(u64 pair, const float *table, u32 half) const {
-        const u32 i = u32(pair % half);
+    DEVICE void turn(u64 pair, const Angles &angles) const {
+        const u32 half = angles.half, i = u32(pair % half);
         const u64 head = pair / half;
-        const float *angles = table + u64(positions[head / heads]) * 2 * half;
-        const float cos = angles[i], sin = angles[half + i];
-        T *low = x + head * 2 * half + i;
-        T *high = low + half;
+        const float *row = angles.table + u64(positions[head / heads]) * 2 * half;
+        const float cos = row[i], sin = row[half + i] * angles.direction;
+        T *low = x + head * 2 * half + (angles.interleaved ? 2 * i : i);
+        T *high = low + (angles.interleaved ? 1 : half);
         const float a = widen(*low), b = widen(*high);
         *low = narrow<T>(a * cos - b * sin);
         *high = narrow<T>(b * cos + a * sin);
@@ -83,12 +93,12 @@ template <class T> struct Turned {
 };
 
 // Queries and keys at once.
-template <class T> DEVICE void rope(const Turned<T> &q, const Turned<T> &k, const float *table, u32 half) {
-    const u64 pair = thread_of_grid(), of_queries = q.pairs(half);
+template <class T> DEVICE void rope(const Turned<T> &q, const Turned<T> &k, const Angles &angles) {
+    const u64 pair = thread_of_grid(), of_queries = q.pairs(angles.half);
     if (pair < of_queries) {
-        q.turn(pair, table, half);
-    } else if (pair - of_queries < k.pairs(half)) {
-        k.turn(pair - of_queries, table, half);
+        q.turn(pair, angles);
+    } else if (pair - of_queries < k.pairs(angles.half)) {
+        k.turn(pair - of_queries, angles);
     }
 }
 

@@ -15,8 +15,10 @@
         layer_norm(out, x, weight, bias, width, epsilon); \
     } \
     KERNEL_FUNCTION rope_##T(number::T *q, const u32 *q_positions, u32 q_rows, u32 q_heads, number::T *k, \
-                             const u32 *k_positions, u32 k_rows, u32 k_heads, const float *table, u32 half) { \
-        rope<number::T>({q, q_positions, q_rows, q_heads}, {k, k_positions, k_rows, k_heads}, table, half); \
+                             const u32 *k_positions, u32 k_rows, u32 k_heads, const float *table, u32 half, \
+                             u32 interleaved, float direction) { \
+        rope<number::T>({q, q_positions, q_rows, q_heads}, {k, k_positions, k_rows, k_heads}, \
+                        {table, half, interleaved != 0, direction}); \
     } \
     KERNEL_FUNCTION add_bias_##T(number::T *out, const float *x, const u8 *bias, u32 bias_format, u32 width, \
                                  u64 count) { \

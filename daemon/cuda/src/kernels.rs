@@ -19,7 +19,7 @@ pub use self::{
         DictionaryIndexError, DictionaryMatmul, dictionary_index, dictionary_index_bytes,
     },
     lm_head::{CompareState, LM_HEAD_TOKENS, LmHeadRow, LmHeadSampling, LmHeadState, NO_TOKEN},
-    rows::{ElementFunction, RopeRows, STACKED_VECTORS},
+    rows::{ElementFunction, RopeArgs, RopeRows, STACKED_VECTORS},
     rwkv7::{StateRun, TIME_MIX_HEAD_DIM, TimeMixArgs},
     salience::{SalienceArgs, SalienceScratch},
 };

@@ -40,9 +40,9 @@ pub use gpu_memory::GpuMemory;
 pub use kernels::{
     ATTEND_QUERIES, AttentionArgs, AttentionSegment, AttentionTask, CompareState, CompressedChunk,
     CompressedGpuMatrix, Compression, DictionaryIndexError, DictionaryMatmul, ElementFunction,
-    HEAD_DIM_MAX, LM_HEAD_TOKENS, LmHeadRow, LmHeadSampling, LmHeadState, NO_TOKEN, RopeRows,
-    STACKED_VECTORS, SalienceArgs, SalienceScratch, StateRun, TIME_MIX_HEAD_DIM, TimeMixArgs,
-    dictionary_index, dictionary_index_bytes,
+    HEAD_DIM_MAX, LM_HEAD_TOKENS, LmHeadRow, LmHeadSampling, LmHeadState, NO_TOKEN, RopeArgs,
+    RopeRows, STACKED_VECTORS, SalienceArgs, SalienceScratch, StateRun, TIME_MIX_HEAD_DIM,
+    TimeMixArgs, dictionary_index, dictionary_index_bytes,
 };
 pub use nvml::{GpuClocks, GpuUtilization, LiveStats, PcieLink};
 pub use properties::{DeviceName, DeviceProperties, devices};

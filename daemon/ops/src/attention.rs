@@ -72,14 +72,20 @@ pub enum AttentionKeys {
 /// Where keys and values come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum KeySource {
-    Pass,
+    /// This pass, of whose rows a query with a place of its own sees so many.
+    Pass {
+        window: Option<usize>,
+    },
     Cache(usize),
 }
 
 impl AttentionKeys {
     fn source(&self) -> KeySource {
         match self {
-            Self::Pass(_) | Self::PassWindow { .. } => KeySource::Pass,
+            Self::Pass(_) => KeySource::Pass { window: None },
+            Self::PassWindow { window, .. } => KeySource::Pass {
+                window: Some(*window),
+            },
             Self::Cached { cache, .. } | Self::Causal { cache, .. } => KeySource::Cache(*cache),
         }
     }
@@ -207,14 +213,13 @@ impl Ops {
                     segments.extend(shared.iter().flat_map(|keys| [keys.start, keys.len]));
                     room += 1;
                 }
-                // Each query is a task of its own, with its own keys.
-                AttentionKeys::PassWindow { rows, window } => {
-                    for query in rows.clone() {
-                        let start = (query + 1).saturating_sub(*window).max(rows.start);
-                        tasks.extend([query, 1, segments.len() / 2, 1, 0, 0]);
-                        segments.extend([start, query + 1 - start]);
+                AttentionKeys::PassWindow { rows, .. } => {
+                    for start in rows.clone().step_by(ATTEND_QUERIES) {
+                        let count = ATTEND_QUERIES.min(rows.end - start);
+                        tasks.extend([start, count, own_segments, 1, 1, start]);
                     }
-                    room += rows.len();
+                    segments.extend([rows.start, rows.len()]);
+                    room += 1;
                 }
                 AttentionKeys::Causal {
                     positions: places, ..
@@ -276,7 +281,7 @@ impl Ops {
         for range in &tasks.ranges {
             assert!(range.queries.end <= q.len());
             let rows = match range.keys.source() {
-                KeySource::Pass => {
+                KeySource::Pass { .. } => {
                     let [k, v] = keys.pass.expect("queries see rows of this pass");
                     assert_eq!(k.width(), shape.kv_heads * shape.head_dim);
                     assert_eq!(v.width(), k.width());
@@ -304,12 +309,17 @@ impl Ops {
                 let on_gpu = on_gpu.expect("made for operations of a GPU");
                 // A launch takes one matrix of keys and one of values, so each cache needs its own.
                 for (source, these) in &on_gpu.launches {
-                    let spans = match *source {
-                        KeySource::Pass => keys.pass.map(|rows| rows.map(Activation::span)),
-                        KeySource::Cache(index) => Some(keys.caches[index].spans(keys.layer)),
+                    let (spans, window) = match *source {
+                        KeySource::Pass { window } => {
+                            (keys.pass.map(|rows| rows.map(Activation::span)), window)
+                        }
+                        KeySource::Cache(index) => {
+                            let cache = keys.caches[index];
+                            (Some(cache.spans(keys.layer)), cache.shape().window)
+                        }
                     };
                     let spans = spans.expect("queries see what there is");
-                    gpu.attend(&out, q, spans, shape, on_gpu, these.clone())?;
+                    gpu.attend(&out, q, (spans, window), shape, on_gpu, these.clone())?;
                 }
             }
             Backend::DryRun => {}

@@ -12,7 +12,7 @@ use sluice_cuda as cuda;
 use sluice_cuda::{Gpu, GpuSpan};
 use sluice_formats::DType;
 use sluice_machine::{GpuProfile, MemoryKind};
-use sluice_weights::Weight;
+use sluice_weights::{RopePairs, Weight};
 
 use super::{Activation, AttentionShape, Indices, RopeTable, attention::GpuTasks, clock::GpuClock};
 use crate::{
@@ -179,6 +179,7 @@ impl GpuBackend {
         &self,
         inputs: &[(&Activation, &Indices)],
         table: &RopeTable,
+        is_backward: bool,
     ) -> Result<(), OpsError> {
         // One launch rotates two matrices; the second may have no rows.
         let matrix = |index: usize| {
@@ -191,8 +192,13 @@ impl GpuBackend {
             }
         };
         let rotated = [matrix(0), matrix(1)];
-        let table_span = table.values.span();
-        Ok((self.gpu).rope(self.profile.dtype, rotated, table_span, table.half)?)
+        let rope = cuda::RopeArgs {
+            table: table.values.span(),
+            half: table.half,
+            is_interleaved: table.pairs == RopePairs::Interleaved,
+            is_backward,
+        };
+        Ok(self.gpu.rope(inputs[0].0.dtype(), rotated, rope)?)
     }
 
     /// Adds the bias to `x`, which is `f32`, into the dtype of `out`, which may be where `x` lies.
@@ -288,7 +294,7 @@ impl GpuBackend {
         &self,
         out: &Activation,
         q: &Activation,
-        [k, v]: [GpuSpan; 2],
+        ([k, v], window): ([GpuSpan; 2], Option<usize>),
         shape: AttentionShape,
         tasks: &GpuTasks,
         these: Range<usize>,
@@ -305,6 +311,7 @@ impl GpuBackend {
             heads: shape.heads,
             kv_heads: shape.kv_heads,
             head_dim: shape.head_dim,
+            window,
         };
         Ok(self.gpu.attend(q.dtype(), attend)?)
     }

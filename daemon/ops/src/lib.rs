@@ -174,12 +174,17 @@ impl Ops {
         dtype: DType,
     ) -> Result<Activation, OpsError> {
         let mut out = self.pool.take(rows, width, dtype)?;
+        let plain = match dtype {
+            DType::F32 => None,
+            DType::F16 | DType::Bf16 => Some(self.pool.take(rows, width, DType::F32)?),
+        };
         match &self.backend {
             Backend::Cpu(_) => out.values_mut().copy_from_slice(values),
             Backend::Gpu(gpu) => {
-                let plain = self.pool.take(rows, width, DType::F32)?;
-                gpu.upload(plain.span(), values)?;
-                gpu.convert(&out, &plain)?;
+                gpu.upload(plain.as_ref().unwrap_or(&out).span(), values)?;
+                if let Some(plain) = &plain {
+                    gpu.convert(&out, plain)?;
+                }
             }
             Backend::DryRun => {}
         }
@@ -375,7 +380,7 @@ impl Ops {
                 }
             }
             Backend::Gpu(gpu) => {
-                gpu.rope(&inputs.map(|(x, positions)| (&*x, positions)), table)?;
+                gpu.rope(&inputs.map(|(x, positions)| (&*x, positions)), table, false)?;
             }
             Backend::DryRun => {}
         }

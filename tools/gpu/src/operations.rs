@@ -18,7 +18,7 @@ use sluice_ops::{
     device::{Device, DeviceBuffer},
     ledger::Ledger,
 };
-use sluice_weights::{Rope, Weight, WeightData};
+use sluice_weights::{Rope, RopePairs, Weight, WeightData};
 
 use sluice_engine::{
     EngineError,
@@ -57,7 +57,7 @@ pub fn operations(
         report,
     };
     type Group<'a> = fn(&mut DevicePair<'a>) -> Result<(), EngineError>;
-    let groups: [(&str, Group<'_>); 14] = [
+    let groups: [(&str, Group<'_>); 15] = [
         ("embeddings", DevicePair::embeddings),
         ("norms", DevicePair::norms),
         ("rotations", DevicePair::rope),
@@ -66,6 +66,7 @@ pub fn operations(
         ("rows", DevicePair::rows),
         ("attention", DevicePair::attention),
         ("sequences", DevicePair::sequences),
+        ("windows", DevicePair::windows),
         ("chosen keys", DevicePair::chosen_keys),
         ("channels", DevicePair::channels),
         ("states", DevicePair::states),
@@ -320,8 +321,17 @@ impl DevicePair<'_> {
     }
 
     fn rope(&mut self) -> Result<(), EngineError> {
-        for (heads, head_dim) in [(4, 64), (3, 18), (2, 128)] {
-            let rope = Rope::plain(500_000.0, head_dim);
+        for (heads, head_dim, pairs) in [
+            (4, 64, RopePairs::HalfSplit),
+            (3, 18, RopePairs::HalfSplit),
+            (2, 128, RopePairs::HalfSplit),
+            (4, 64, RopePairs::Interleaved),
+            (3, 18, RopePairs::Interleaved),
+        ] {
+            let rope = Rope {
+                pairs,
+                ..Rope::plain(500_000.0, head_dim)
+            };
             let tables = [
                 RopeTable::new(&rope, 4096, &self.cpu)?,
                 RopeTable::new(&rope, 4096, &self.tried)?,
@@ -337,7 +347,11 @@ impl DevicePair<'_> {
                 ops.rope(rotated, &tables[side])?;
             }
             for (what, rotated) in [("queries", q), ("keys", k)] {
-                let name = format!("rotary embedding of {what}, {heads} heads of {head_dim}");
+                let name = match pairs {
+                    RopePairs::HalfSplit => "rotary embedding",
+                    RopePairs::Interleaved => "rotary embedding by neighbours",
+                };
+                let name = format!("{name} of {what}, {heads} heads of {head_dim}");
                 self.check(name, [&rotated[0], &rotated[1]])?;
             }
         }

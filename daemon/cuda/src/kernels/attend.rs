@@ -25,19 +25,19 @@ pub struct AttentionTask {
     pub segment_start: u32,
     /// Number of its segments.
     pub segment_count: u32,
-    /// 1 where query i sees no key row beyond `place` + i; 0 where all queries see all keys.
+    /// 1 where query i sees no key beyond the one at `place` + i; 0 where all queries see all keys.
     pub causal: u32,
-    /// The key row of the first query itself; unused unless `causal`.
+    /// The first query's own key; unused unless `causal`.
     pub place: u32,
 }
 
-/// Consecutive rows of keys and values.
+/// Consecutive keys and their values.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 pub struct AttentionSegment {
-    /// Index of its first row.
+    /// Index of its first key.
     pub start: u32,
-    /// Number of rows.
+    /// Number of keys.
     pub len: u32,
 }
 
@@ -64,6 +64,8 @@ pub struct AttentionArgs {
     pub kv_heads: usize,
     /// Elements of a head: an even number up to [`HEAD_DIM_MAX`].
     pub head_dim: usize,
+    /// Most keys that a query of a causal task sees, up to its own; `None` for all.
+    pub window: Option<usize>,
 }
 
 /// Panics unless the kernels support these heads.
@@ -80,7 +82,7 @@ pub(super) fn check_heads(heads: usize, kv_heads: usize, head_dim: usize) {
 
 impl Gpu {
     /// `softmax(q · kᵀ / √head_dim) · v` for each head and task. Rows of no task are not written; a query without keys
-    /// gets zeros.
+    /// gets zeros. Keys beyond the rows of `k` take turns in them: key i lies in row i modulo their number.
     ///
     /// # Errors
     /// When the launch fails, or work that was sent before has failed.
@@ -99,6 +101,7 @@ impl Gpu {
             heads,
             kv_heads,
             head_dim,
+            window,
         } = attend;
         check_heads(heads, kv_heads, head_dim);
         holds("tasks", tasks, task_count, size_of::<AttentionTask>());
@@ -146,6 +149,8 @@ impl Gpu {
                 size(kv_heads),
                 size(head_dim),
                 KernelArgument::F32((head_dim as f32).sqrt().recip()),
+                window.map_or(KernelArgument::U32(u32::MAX), size),
+                size((k.bytes() / row(kv_heads)).max(1)),
             ],
         )
     }

@@ -22,6 +22,19 @@ pub struct RopeRows {
     pub heads: usize,
 }
 
+/// How [`Gpu::rope`] rotates.
+#[derive(Debug, Clone, Copy)]
+pub struct RopeArgs {
+    /// For each position `half` cosines and as many sines, in `f32`.
+    pub table: GpuSpan,
+    /// Pairs of a head.
+    pub half: usize,
+    /// Whether a pair are neighbours: elements 2i and 2i + 1 of a head. Otherwise they are i and i + `half`.
+    pub is_interleaved: bool,
+    /// Whether by the negative angles, as gradients go back.
+    pub is_backward: bool,
+}
+
 /// Most vectors of [`Gpu::stack_vectors`].
 pub const STACKED_VECTORS: usize = 8;
 
@@ -45,8 +58,7 @@ pub enum ElementFunction {
 }
 
 impl Gpu {
-    /// Rotary embedding (RoPE) in place, on half-split pairs of each head, of queries and keys in one launch. `table`
-    /// (`f32`) has `half` cosines and as many sines for each position.
+    /// Rotary embedding (RoPE) in place, of queries and keys in one launch.
     ///
     /// # Errors
     /// When the launch fails, or work that was sent before has failed.
@@ -57,9 +69,14 @@ impl Gpu {
         &self,
         dtype: DType,
         inputs: [RopeRows; 2],
-        table: GpuSpan,
-        half: usize,
+        rope: RopeArgs,
     ) -> Result<(), CudaError> {
+        let RopeArgs {
+            table,
+            half,
+            is_interleaved,
+            is_backward,
+        } = rope;
         let mut pairs = 0;
         for RopeRows {
             x,
@@ -90,7 +107,17 @@ impl Gpu {
             &format!("rope_{}", dtype.name()),
             threads(pairs),
             ELEMENT_THREADS,
-            &[&q[..], &k, &[address(table), size(half)]].concat(),
+            &[
+                &q[..],
+                &k,
+                &[
+                    address(table),
+                    size(half),
+                    KernelArgument::U32(is_interleaved.into()),
+                    KernelArgument::F32(if is_backward { -1.0 } else { 1.0 }),
+                ],
+            ]
+            .concat(),
         )
     }
 

@@ -73,7 +73,7 @@ fn check_fixture(name: &str, cases: usize) {
 /// What the references computed in is `f32`; in shorter dtypes logits are near.
 fn check_logits(number: DType) {
     here::open_stand_in();
-    for name in ["llada-tiny", "llada-tiny-bf16", "rwkv7-tiny"] {
+    for name in ["llada-tiny", "llada-tiny-bf16", "rwkv7-tiny", "ltm-tiny"] {
         let ops = Ops::new(gpu(number), Ledger::default()).unwrap();
         let profile = ops.device().profile();
         let plan =

@@ -1,5 +1,7 @@
 //! Attention on a device compared with the CPU's.
 
+use std::ops::Range;
+
 use sluice_ops::{
     Activation, AttentionKeys, AttentionRange, AttentionShape, KeyRows, KeySegment, KvCacheShape,
     Ops,
@@ -129,6 +131,79 @@ impl DevicePair<'_> {
             "attention, of several sequences to what is kept".to_owned(),
             [&results[0], &results[1]],
         )
+    }
+
+    /// Queries that see the latest keys alone: of their own pass, and of caches in which positions take turns.
+    pub(super) fn windows(&mut self) -> Result<(), EngineError> {
+        const WINDOW: usize = 40;
+        for (heads, head_dim) in [(3, 64), (2, 18), (1, 256)] {
+            let shape = AttentionShape {
+                heads,
+                kv_heads: heads,
+                head_dim,
+            };
+            let width = heads * head_dim;
+            self.poison()?;
+            let q = self.activations(300, width, 6.0)?;
+            let k = self.activations(300, width, 6.0)?;
+            let v = self.activations(300, width, 2.0)?;
+            let mut results = Vec::new();
+            for (side, ops) in [&self.cpu, &self.tried].into_iter().enumerate() {
+                let rows = |rows: Range<usize>| AttentionRange {
+                    queries: rows.clone(),
+                    keys: AttentionKeys::PassWindow {
+                        rows,
+                        window: WINDOW,
+                    },
+                };
+                let tasks = ops.attention_tasks(vec![rows(0..1), rows(1..140), rows(140..300)])?;
+                let keys = KeyRows {
+                    pass: Some([&k[side], &v[side]]),
+                    caches: &[],
+                    layer: 0,
+                };
+                let of_pass = ops.attend(&q[side], &keys, shape, &tasks)?;
+
+                // So many positions that later ones overwrite the first, in two passes.
+                let cache_shape = KvCacheShape {
+                    layers: 1,
+                    kv_heads: heads,
+                    head_dim,
+                    format: compute_format(&ops.device().profile()),
+                    keeps_recent: false,
+                    window: Some(WINDOW),
+                };
+                let mut cache = ops.kv_cache(cache_shape, 4096)?;
+                for start in [0, 300, 600] {
+                    ops.put_kv(&mut cache, 0, [&k[side], &v[side]], 0..300, start)?;
+                    cache.advance(300);
+                }
+                let tasks = ops.attention_tasks(vec![AttentionRange {
+                    queries: 0..300,
+                    keys: AttentionKeys::Causal {
+                        cache: 0,
+                        positions: (600..900).collect(),
+                        own: None,
+                    },
+                }])?;
+                let keys = KeyRows {
+                    pass: None,
+                    caches: &[&cache],
+                    layer: 0,
+                };
+                results.push([of_pass, ops.attend(&q[side], &keys, shape, &tasks)?]);
+            }
+            let [expected, found] = &results[..] else {
+                unreachable!("both devices computed")
+            };
+            for (what, (expected, found)) in
+                ["a pass", "a cache"].iter().zip(expected.iter().zip(found))
+            {
+                let name = format!("attention in a window of {what}, {heads} heads of {head_dim}");
+                self.check(name, [expected, found])?;
+            }
+        }
+        Ok(())
     }
 
     /// Attention to the keys of a cache that get most of the attention.

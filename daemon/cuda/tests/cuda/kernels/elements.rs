@@ -1,6 +1,6 @@
 //! Kernels that process rows or elements one by one.
 
-use sluice_cuda::{ElementFunction, Matmul, RopeRows};
+use sluice_cuda::{ElementFunction, Matmul, RopeArgs, RopeRows};
 use sluice_formats::{DType, Format};
 
 use super::{
@@ -298,7 +298,13 @@ fn rotary_embedding() {
     on_gpu(|gpu| {
         let mut random = Random::new(5);
         for number in DType::ALL {
-            for (rows, heads, half) in [(1, 1, 1), (5, 3, 7), (3, 2, 64)] {
+            for (case, (rows, heads, half)) in
+                [(1, 1, 1), (5, 3, 7), (3, 2, 64), (4, 1, 9), (2, 2, 32)]
+                    .into_iter()
+                    .enumerate()
+            {
+                // Half-split pairs and neighbours, forwards and back.
+                let (is_interleaved, is_backward) = (case % 2 == 1, case > 2);
                 let table = elements(&mut random, DType::F32, 11 * 2 * half);
                 let positions: Vec<u32> = (0..rows).map(|_| random.below(11) as u32).collect();
                 let x = elements(&mut random, number, rows * heads * 2 * half);
@@ -321,20 +327,26 @@ fn rotary_embedding() {
                     rows: rotated[index].0,
                     heads: rotated[index].1,
                 };
-                gpu.rope(number, [0, 1].map(matrix), table_there.span(), half)
-                    .unwrap();
+                let rope = RopeArgs {
+                    table: table_there.span(),
+                    half,
+                    is_interleaved,
+                    is_backward,
+                };
+                gpu.rope(number, [0, 1].map(matrix), rope).unwrap();
                 for ((there, _), (_, heads, positions)) in there.iter().zip(rotated) {
                     for (i, found) in there.read_elements(gpu, number).into_iter().enumerate() {
                         let position = positions[i / (heads * 2 * half)] as usize;
                         let (cos, sin) = table[position * 2 * half..][..2 * half].split_at(half);
                         let place = i % (2 * half);
-                        let (cos, sin) =
-                            (f64::from(cos[place % half]), f64::from(sin[place % half]));
-                        let expected = if place < half {
-                            f64::from(x[i]) * cos - f64::from(x[i + half]) * sin
-                        } else {
-                            f64::from(x[i]) * cos + f64::from(x[i - half]) * sin
+                        let (pair, is_first, other) = match (is_interleaved, place < half) {
+                            (true, _) => (place / 2, place % 2 == 0, i ^ 1),
+                            (false, true) => (place, true, i + half),
+                            (false, false) => (place - half, false, i - half),
                         };
+                        let (cos, sin) = (f64::from(cos[pair]), f64::from(sin[pair]));
+                        let sin = if is_first != is_backward { -sin } else { sin };
+                        let expected = f64::from(x[i]) * cos + f64::from(x[other]) * sin;
                         let tolerance = expected.abs() * rounding(number) + 2e-7;
                         assert_close(found, expected, tolerance, || number.name().to_owned());
                     }
