@@ -89,6 +89,55 @@ pub struct Matmul {
     pub accumulate: bool,
 }
 
+/// A matmul of row-major matrices with the weights as they are: `out[rows, outputs] = x[rows, depth] · weights[depth,
+/// outputs]`, in `f32`. Rows of `x` may lie apart.
+#[derive(Debug, Clone, Copy)]
+pub struct TransposedMatmul {
+    /// The result, in `f32`.
+    pub out: GpuSpan,
+    /// The left factor: `rows` × `depth`.
+    pub x: GpuSpan,
+    /// Elements from one row of `x` to the next: `depth`, or more where these are some of its columns.
+    pub x_stride: usize,
+    /// The right factor, `depth` × `outputs`, in the dtype of `x` where cuBLAS multiplies.
+    pub weights: GpuSpan,
+    /// Rows of `x`.
+    pub rows: usize,
+    /// Columns of the weights.
+    pub outputs: usize,
+    /// Rows of the weights.
+    pub depth: usize,
+    /// Whether the product is added to what `out` holds.
+    pub accumulate: bool,
+}
+
+impl TransposedMatmul {
+    /// Elements from the first of `x` to its last, gaps included.
+    ///
+    /// # Panics
+    /// When its rows overlap.
+    pub(crate) fn x_len(&self) -> usize {
+        assert!(self.x_stride >= self.depth, "rows of x overlap");
+        match self.rows {
+            0 => 0,
+            rows => (rows - 1) * self.x_stride + self.depth,
+        }
+    }
+}
+
+/// A product of column-major matrices, as cuBLAS takes it.
+struct Product {
+    /// The product, its dtype, and elements from one column to the next.
+    out: (GpuSpan, DType, usize),
+    /// The left factor, elements from one column to the next, and whether it is transposed.
+    left: (GpuSpan, usize, bool),
+    /// The right factor, and elements from one column to the next.
+    right: (GpuSpan, usize),
+    /// Rows and columns of the product, and the inner size.
+    sizes: [usize; 3],
+    accumulate: bool,
+}
+
 impl Matmul {
     /// Elements from the result's first to its last, gaps included.
     ///
@@ -215,11 +264,6 @@ impl Blas {
     /// # Panics
     /// When a span is too short.
     pub fn gemm(&self, dtype: DType, matmul: Matmul) -> Result<(), CudaError> {
-        const TRANSPOSED: i32 = 1;
-        const AS_IT_IS: i32 = 0;
-        const COMPUTE_F32: i32 = 68;
-        const COMPUTE_F32_PEDANTIC: i32 = 69;
-        const ALGORITHM_DEFAULT: i32 = -1;
         let Matmul {
             out,
             out_is_f32,
@@ -241,7 +285,74 @@ impl Blas {
             weights.bytes() >= outputs * width * dtype.bytes(),
             "weights are too short"
         );
-        if rows == 0 || outputs == 0 {
+        // cuBLAS is column-major: it sees each matrix transposed, and computes outᵀ = weights · xᵀ.
+        self.multiply(
+            dtype,
+            Product {
+                out: (out, out_number, out_stride),
+                left: (weights, width, true),
+                right: (x, width),
+                sizes: [outputs, rows, width],
+                accumulate,
+            },
+        )
+    }
+
+    /// Sends a matmul with the weights as they are, as [`gemm`](Self::gemm) does.
+    ///
+    /// # Errors
+    /// When cuBLAS refuses.
+    ///
+    /// # Panics
+    /// When a span is too short.
+    pub fn gemm_transposed(&self, dtype: DType, matmul: TransposedMatmul) -> Result<(), CudaError> {
+        let TransposedMatmul {
+            out,
+            x,
+            x_stride,
+            weights,
+            rows,
+            outputs,
+            depth,
+            accumulate,
+        } = matmul;
+        assert!(out.bytes() >= rows * outputs * 4, "out is too short");
+        assert!(
+            x.bytes() >= matmul.x_len() * dtype.bytes(),
+            "x is too short"
+        );
+        assert!(
+            weights.bytes() >= depth * outputs * dtype.bytes(),
+            "weights are too short"
+        );
+        // Transposed as cuBLAS sees them: outᵀ = weightsᵀ · xᵀ.
+        self.multiply(
+            dtype,
+            Product {
+                out: (out, DType::F32, outputs),
+                left: (weights, outputs, false),
+                right: (x, x_stride),
+                sizes: [outputs, rows, depth],
+                accumulate,
+            },
+        )
+    }
+
+    /// Multiplies matrices whose spans are long enough.
+    fn multiply(&self, dtype: DType, product: Product) -> Result<(), CudaError> {
+        const TRANSPOSED: i32 = 1;
+        const AS_IT_IS: i32 = 0;
+        const COMPUTE_F32: i32 = 68;
+        const COMPUTE_F32_PEDANTIC: i32 = 69;
+        const ALGORITHM_DEFAULT: i32 = -1;
+        let Product {
+            out: (out, out_number, out_stride),
+            left: (left, left_stride, is_transposed),
+            right: (right, right_stride),
+            sizes: [rows, columns, inner],
+            accumulate,
+        } = product;
+        if rows == 0 || columns == 0 {
             return Ok(());
         }
         // cuBLAS counts in `int`: 2^31 elements in one dimension don't fit a GPU.
@@ -256,24 +367,23 @@ impl Blas {
         };
         self.context.make_current()?;
         let library = self.lock();
-        // cuBLAS is column-major: it sees each matrix transposed, and computes outᵀ = weights · xᵀ.
         // SAFETY: addresses on the GPU, and spans as long as the sizes say; `alpha` and `beta` outlive the call, which
         // reads them as f32 for these ways to compute.
         check("multiply", unsafe {
             (self.api.gemm)(
                 library.0,
-                TRANSPOSED,
+                if is_transposed { TRANSPOSED } else { AS_IT_IS },
                 AS_IT_IS,
-                size(outputs),
                 size(rows),
-                size(width),
+                size(columns),
+                size(inner),
                 (&raw const alpha).cast(),
-                ptr::without_provenance(address(weights)),
+                ptr::without_provenance(address(left)),
                 kind(dtype),
-                size(width),
-                ptr::without_provenance(address(x)),
+                size(left_stride),
+                ptr::without_provenance(address(right)),
                 kind(dtype),
-                size(width),
+                size(right_stride),
                 (&raw const beta).cast(),
                 ptr::without_provenance_mut(address(out)),
                 kind(out_number),

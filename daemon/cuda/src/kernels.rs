@@ -4,6 +4,7 @@
 //! positions, rows, tasks) cannot be checked here: one out of range makes the kernel read or write out of bounds.
 
 mod attend;
+mod backward;
 mod decompress;
 mod dequantize;
 mod dictionary;
@@ -14,6 +15,10 @@ mod salience;
 
 pub use self::{
     attend::{ATTEND_QUERIES, AttentionArgs, AttentionSegment, AttentionTask, HEAD_DIM_MAX},
+    backward::{
+        ATTEND_BACKWARD_FLOATS, ATTEND_BACKWARD_ROWS, AttentionBackwardArgs, AttentionBackwardTask,
+        CrossEntropyState,
+    },
     decompress::{CompressedChunk, CompressedGpuMatrix, Compression},
     dictionary::{
         DictionaryIndexError, DictionaryMatmul, dictionary_index, dictionary_index_bytes,

@@ -31,18 +31,19 @@ mod span;
 
 pub use arena::ArenaUse;
 pub use bandwidth::{LinkBandwidth, PROBE_BYTES};
-pub use blas::{Blas, Matmul};
+pub use blas::{Blas, Matmul, TransposedMatmul};
 pub use copies::{CopyStream, HostMemory, StreamMark};
 pub use driver::CUDA_NEEDED;
 pub use error::{CudaError, GpuUnavailable};
 pub use gpu::{CAPABILITY_NEEDED, Gpu, GpuLaps, GpuTimer, LAPS_MAX};
 pub use gpu_memory::GpuMemory;
 pub use kernels::{
-    ATTEND_QUERIES, AttentionArgs, AttentionSegment, AttentionTask, CompareState, CompressedChunk,
-    CompressedGpuMatrix, Compression, DictionaryIndexError, DictionaryMatmul, ElementFunction,
-    HEAD_DIM_MAX, LM_HEAD_TOKENS, LmHeadRow, LmHeadSampling, LmHeadState, NO_TOKEN, RopeArgs,
-    RopeRows, STACKED_VECTORS, SalienceArgs, SalienceScratch, StateRun, TIME_MIX_HEAD_DIM,
-    TimeMixArgs, dictionary_index, dictionary_index_bytes,
+    ATTEND_BACKWARD_FLOATS, ATTEND_BACKWARD_ROWS, ATTEND_QUERIES, AttentionArgs,
+    AttentionBackwardArgs, AttentionBackwardTask, AttentionSegment, AttentionTask, CompareState,
+    CompressedChunk, CompressedGpuMatrix, Compression, CrossEntropyState, DictionaryIndexError,
+    DictionaryMatmul, ElementFunction, HEAD_DIM_MAX, LM_HEAD_TOKENS, LmHeadRow, LmHeadSampling,
+    LmHeadState, NO_TOKEN, RopeArgs, RopeRows, STACKED_VECTORS, SalienceArgs, SalienceScratch,
+    StateRun, TIME_MIX_HEAD_DIM, TimeMixArgs, dictionary_index, dictionary_index_bytes,
 };
 pub use nvml::{GpuClocks, GpuUtilization, LiveStats, PcieLink};
 pub use properties::{DeviceName, DeviceProperties, devices};

@@ -155,12 +155,6 @@ pub enum EngineError {
         /// Elements in one of the model's heads.
         head_dim: usize,
     },
-    /// Operations of the family's layers are there for the CPU alone.
-    #[error("{family} models run on the CPU only")]
-    NotOnGpu {
-        /// The model's family.
-        family: &'static str,
-    },
     /// A sample of the learned prior is infinite or not a number.
     #[error("the sample of the model's learned prior is not finite")]
     PriorNotFinite,

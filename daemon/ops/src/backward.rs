@@ -1,14 +1,19 @@
-//! How gradients go back through the operations of a layer, to what goes into it; weights get none. On the CPU: the
-//! compute dtype is `f32`.
+//! How gradients go back through the operations of a layer, to what goes into it; weights get none.
 //!
-//! Each is the transposed derivative of the operation that it is named after, at the inputs that it had.
+//! Each is the transposed derivative of the operation that it is named after, at the inputs that it had. Gradients are
+//! `f32`. On a GPU they are rounded to the compute dtype where they are multiplied with weights.
 
 use std::ops::Range;
 
+use sluice_cuda::{
+    ATTEND_BACKWARD_FLOATS, ATTEND_BACKWARD_ROWS, AttentionBackwardTask, CrossEntropyState,
+};
 use sluice_formats::DType;
 use sluice_weights::Weight;
 
-use super::{Activation, AttentionShape, Backend, Indices, Ops, OpsError, Phase, RopeTable};
+use super::{
+    Activation, AttentionShape, Backend, Indices, Ops, OpsError, Phase, RopeTable, arena::ArenaPart,
+};
 
 /// Queries of one sequence, and the keys that they see.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,6 +44,38 @@ impl BackwardRange {
     }
 }
 
+/// Ranges as the device takes them.
+pub struct BackwardTasks {
+    ranges: Vec<BackwardRange>,
+    on_gpu: Option<GpuBackwardTasks>,
+}
+
+/// Words of a task on a GPU.
+const TASK_WORDS: usize = size_of::<AttentionBackwardTask>() / size_of::<u32>();
+
+/// The tasks of queries, and of keys, each with their number.
+pub(super) struct GpuBackwardTasks {
+    pub(super) sides: [(Indices, usize); 2],
+}
+
+/// The tasks of one side, as words: its rows and the other side's in each range, and so many of these that a row has to do
+/// with before its own place, and behind it.
+fn tasks(
+    ranges: &[BackwardRange],
+    side: impl Fn(&BackwardRange) -> ([Range<usize>; 2], [usize; 2]),
+) -> Vec<usize> {
+    let mut words = Vec::new();
+    for range in ranges {
+        let ([own, other], near) = side(range);
+        for start in own.clone().step_by(ATTEND_BACKWARD_ROWS) {
+            let count = ATTEND_BACKWARD_ROWS.min(own.end - start);
+            words.extend([start, count, start - own.start, other.start, other.len()]);
+            words.extend(near);
+        }
+    }
+    words
+}
+
 /// Cross-entropies of rows with their targets, and their gradients, summed over the parts of the LM head.
 ///
 /// The gradient of a row is the mean of the head's rows by their probabilities, less the target's own: attention with
@@ -53,10 +90,13 @@ pub struct CrossEntropy {
     pub(crate) weighted: Activation,
     /// For each row the head's row of its target.
     pub(crate) own: Activation,
+    on_gpu: Option<GpuCrossEntropy>,
 }
 
-fn on_cpu_alone() -> ! {
-    unreachable!("gradients are asked for on the CPU alone")
+/// What a GPU has of rows' cross-entropies: their states, in the place of the figures above, and their targets.
+pub(super) struct GpuCrossEntropy {
+    pub(super) states: ArenaPart,
+    pub(super) targets: Indices,
 }
 
 impl Ops {
@@ -111,45 +151,163 @@ impl Ops {
         epsilon: f32,
     ) -> Result<(), OpsError> {
         let _timed = self.timed(Phase::Other);
-        let mut scale = self.pool.take(1, x.width(), DType::F32)?;
-        match &self.backend {
-            Backend::Cpu(cpu) => {
+        let mut scale = match self.device.is_gpu() {
+            // Its kernel takes the weight as it is stored.
+            true => None,
+            false => Some(self.pool.take(1, x.width(), DType::F32)?),
+        };
+        match (&self.backend, &mut scale) {
+            (Backend::Cpu(cpu), Some(scale)) => {
                 weight.dequantize(scale.row_mut(0));
                 cpu.rms_norm_backward(d_x, x, d_out, scale.row(0), epsilon);
             }
-            Backend::Gpu(_) => on_cpu_alone(),
-            Backend::DryRun => {}
+            (Backend::Gpu(gpu), _) => gpu.rms_norm_backward(d_x, x, d_out, weight, epsilon)?,
+            _ => {}
         }
         Ok(())
     }
 
     /// Replaces the inputs of [`Ops::silu_mul`] by their gradients, for the gradient of its result.
+    ///
+    /// # Errors
+    /// When the device fails.
     pub fn silu_mul_backward(
         &self,
         gate: &mut Activation,
         up: &mut Activation,
         d_out: &Activation,
-    ) {
+    ) -> Result<(), OpsError> {
         let _timed = self.timed(Phase::Other);
         match &self.backend {
             Backend::Cpu(cpu) => cpu.silu_mul_backward(gate, up, d_out),
-            Backend::Gpu(_) => on_cpu_alone(),
+            Backend::Gpu(gpu) => gpu.silu_mul_backward(gate, up, d_out)?,
             Backend::DryRun => {}
         }
+        Ok(())
     }
 
     /// Rotates back by the angles of [`Ops::rope`], in place.
-    pub fn rope_backward(&self, x: &mut Activation, positions: &Indices, table: &RopeTable) {
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn rope_backward(
+        &self,
+        x: &mut Activation,
+        positions: &Indices,
+        table: &RopeTable,
+    ) -> Result<(), OpsError> {
         let _timed = self.timed(Phase::Attention);
         match &self.backend {
             Backend::Cpu(cpu) => cpu.rotate(x, table, positions, -1.0),
-            Backend::Gpu(_) => on_cpu_alone(),
+            Backend::Gpu(gpu) => gpu.rope(&[(&*x, positions)], table, true)?,
             Backend::DryRun => {}
         }
+        Ok(())
     }
 
-    /// The gradients of queries, keys and values for the gradient of [`Ops::attend`]'s result. Ranges have queries and
-    /// keys of their own.
+    /// `x · weight`: a row of `weight.width` outputs in `f32` for each row of `x`. Gradients go back so through
+    /// [`Ops::linear`].
+    ///
+    /// # Errors
+    /// When memory cannot be allocated.
+    ///
+    /// # Panics
+    /// When a row of `x` has not as many elements as the weight has rows.
+    pub fn linear_transposed(
+        &self,
+        x: &Activation,
+        weight: &Weight<'_>,
+    ) -> Result<Activation, OpsError> {
+        let mut out = self.pool.take(x.len(), weight.width, DType::F32)?;
+        self.multiply_transposed(&mut out, x, weight, false)?;
+        Ok(out)
+    }
+
+    /// Adds `x · weight` to the rows of `out`, which are `f32`.
+    ///
+    /// # Errors
+    /// When memory cannot be allocated.
+    ///
+    /// # Panics
+    /// When sizes differ.
+    pub fn linear_transposed_add(
+        &self,
+        out: &mut Activation,
+        x: &Activation,
+        weight: &Weight<'_>,
+    ) -> Result<(), OpsError> {
+        self.multiply_transposed(out, x, weight, true)
+    }
+
+    fn multiply_transposed(
+        &self,
+        out: &mut Activation,
+        x: &Activation,
+        weight: &Weight<'_>,
+        adds: bool,
+    ) -> Result<(), OpsError> {
+        let _timed = self.timed(Phase::Matmul);
+        let rounded = self.rounded(x)?;
+        let x = rounded.as_ref().unwrap_or(x);
+        match &self.backend {
+            Backend::Cpu(cpu) => cpu.gemm_transposed(x, weight, out.values_mut(), adds),
+            Backend::Gpu(gpu) => gpu.matmul_transposed(x, weight, out, adds)?,
+            Backend::DryRun => {}
+        }
+        Ok(())
+    }
+
+    /// Rows of `f32` in the dtype that the device computes in, where that is another one.
+    fn rounded(&self, x: &Activation) -> Result<Option<Activation>, OpsError> {
+        let dtype = self.device.dtype();
+        if x.dtype() == dtype {
+            return Ok(None);
+        }
+        let out = self.pool.take(x.len(), x.width(), dtype)?;
+        if let Backend::Gpu(gpu) = &self.backend {
+            gpu.convert(&out, x)?;
+        }
+        Ok(Some(out))
+    }
+
+    /// Makes ranges ready for [`Ops::attend_backward`]. They have queries and keys of their own.
+    ///
+    /// # Errors
+    /// When memory cannot be allocated.
+    pub fn backward_tasks(&self, ranges: Vec<BackwardRange>) -> Result<BackwardTasks, OpsError> {
+        let on_gpu = match self.device.is_gpu() {
+            true => Some(self.gpu_backward_tasks(&ranges)?),
+            false => None,
+        };
+        Ok(BackwardTasks { ranges, on_gpu })
+    }
+
+    fn gpu_backward_tasks(&self, ranges: &[BackwardRange]) -> Result<GpuBackwardTasks, OpsError> {
+        const ALL: [usize; 2] = [u32::MAX as usize; 2];
+        let of_queries = tasks(ranges, |range| {
+            let near = range.window.map_or(ALL, |window| [window - 1, 0]);
+            ([range.queries.clone(), range.keys.clone()], near)
+        });
+        let of_keys = tasks(ranges, |range| {
+            let near = range.window.map_or(ALL, |window| [0, window - 1]);
+            ([range.keys.clone(), range.queries.clone()], near)
+        });
+        // Sized for the most tasks that so many rows in so many ranges can become: a dry run knows only these sums.
+        let queries: usize = ranges.iter().map(|range| range.queries.len()).sum();
+        let keys: usize = ranges.iter().map(|range| range.keys.len()).sum();
+        let side = |words: Vec<usize>, rows: usize| {
+            let (count, most) = (
+                words.len() / TASK_WORDS,
+                ranges.len() + rows / ATTEND_BACKWARD_ROWS,
+            );
+            Ok::<_, OpsError>((self.indices_in(most * TASK_WORDS, words)?, count))
+        };
+        Ok(GpuBackwardTasks {
+            sides: [side(of_queries, queries)?, side(of_keys, keys)?],
+        })
+    }
+
+    /// The gradients of queries, keys and values for the gradient of [`Ops::attend`]'s result.
     ///
     /// # Errors
     /// When memory cannot be allocated.
@@ -161,17 +319,31 @@ impl Ops {
         [q, k, v]: [&Activation; 3],
         d_out: &Activation,
         shape: AttentionShape,
-        ranges: &[BackwardRange],
+        tasks: &BackwardTasks,
     ) -> Result<[Activation; 3], OpsError> {
         assert_eq!((q.len(), q.width()), (d_out.len(), d_out.width()));
         assert_eq!((k.len(), k.width()), (v.len(), v.width()));
+        for range in &tasks.ranges {
+            assert!(range.queries.end <= q.len() && range.keys.end <= k.len());
+        }
         let _timed = self.timed(Phase::Attention);
         let like = |x: &Activation| self.pool.take(x.len(), x.width(), DType::F32);
         let mut found = [like(q)?, like(k)?, like(v)?];
-        match &self.backend {
-            Backend::Cpu(cpu) => cpu.attend_backward(&mut found, [q, k, v], d_out, shape, ranges),
-            Backend::Gpu(_) => on_cpu_alone(),
-            Backend::DryRun => {}
+        let weights = match self.device.is_gpu() {
+            true => {
+                let width = shape.heads * ATTEND_BACKWARD_FLOATS;
+                Some(self.pool.take(q.len(), width, DType::F32)?)
+            }
+            false => None,
+        };
+        match (&self.backend, &tasks.on_gpu, &weights) {
+            (Backend::Cpu(cpu), ..) => {
+                cpu.attend_backward(&mut found, [q, k, v], d_out, shape, &tasks.ranges);
+            }
+            (Backend::Gpu(gpu), Some(tasks), Some(weights)) => {
+                gpu.attend_backward(&found, [q, k, v], d_out, shape, tasks, weights)?;
+            }
+            _ => {}
         }
         Ok(found)
     }
@@ -186,6 +358,16 @@ impl Ops {
         width: usize,
     ) -> Result<CrossEntropy, OpsError> {
         let rows = targets.len();
+        let on_gpu = match self.device.is_gpu() {
+            true => Some(GpuCrossEntropy {
+                states: (self.pool).take_bytes(rows * size_of::<CrossEntropyState>())?,
+                targets: self.indices(targets.iter().map(|&target| target as usize))?,
+            }),
+            false => None,
+        };
+        if let (Backend::Gpu(gpu), Some(on_gpu)) = (&self.backend, &on_gpu) {
+            gpu.start_cross_entropy(on_gpu.states.span(), rows)?;
+        }
         Ok(CrossEntropy {
             targets: targets.to_vec(),
             largest: vec![f32::MIN; rows],
@@ -193,6 +375,7 @@ impl Ops {
             target_logits: vec![0.0; rows],
             weighted: self.zeros(rows, width)?,
             own: self.pool.take(rows, width, DType::F32)?,
+            on_gpu,
         })
     }
 
@@ -207,39 +390,59 @@ impl Ops {
         head: &Weight<'_>,
         first: usize,
     ) -> Result<(), OpsError> {
-        let mut logits = self.linear(x, head)?;
         let _timed = self.timed(Phase::LmHead);
-        match &self.backend {
-            Backend::Cpu(cpu) => cpu.weigh_logits(all, &mut logits, head, first),
-            Backend::Gpu(_) => on_cpu_alone(),
-            Backend::DryRun => {}
+        // In `f32`: an error of a logit is one of a loss.
+        let mut logits = self.pool.take(x.len(), head.rows, DType::F32)?;
+        match (&self.backend, &all.on_gpu) {
+            (Backend::Cpu(cpu), _) => {
+                cpu.gemm(x, head, logits.values_mut(), false);
+                cpu.weigh_logits(all, &mut logits, head, first);
+                cpu.gemm_transposed(&logits, head, all.weighted.values_mut(), true);
+                return Ok(());
+            }
+            (Backend::Gpu(gpu), Some(on_gpu)) => {
+                gpu.logits(x, head, logits.span())?;
+                gpu.weigh_logits(all, on_gpu, &logits, first)?;
+            }
+            _ => {}
         }
-        self.linear_transposed_add(&mut all.weighted, &logits, head)
+        let rounded = self.rounded(&logits)?;
+        if let (Backend::Gpu(gpu), Some(on_gpu)) = (&self.backend, &all.on_gpu) {
+            let weights = rounded.as_ref().unwrap_or(&logits);
+            gpu.add_weighted(all, on_gpu, weights, head, first)?;
+        }
+        Ok(())
     }
 
     /// The cross-entropy of each row in nats, and the gradient of their sum for the rows that went into the LM head.
-    #[must_use]
-    pub fn finish_cross_entropy(&self, all: CrossEntropy) -> (Vec<f64>, Activation) {
-        let CrossEntropy {
-            largest,
-            sums,
-            target_logits,
-            weighted: mut gradient,
-            own,
-            ..
-        } = all;
-        if let Backend::Cpu(_) = &self.backend {
-            for (index, row) in gradient.rows_mut().enumerate() {
-                let inverse = (1.0 / sums[index]) as f32;
-                for (value, own) in row.iter_mut().zip(own.row(index)) {
-                    *value = *value * inverse - own;
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn finish_cross_entropy(
+        &self,
+        mut all: CrossEntropy,
+    ) -> Result<(Vec<f64>, Activation), OpsError> {
+        match (&self.backend, &all.on_gpu) {
+            (Backend::Cpu(_), _) => {
+                for (index, row) in all.weighted.rows_mut().enumerate() {
+                    let inverse = (1.0 / all.sums[index]) as f32;
+                    for (value, own) in row.iter_mut().zip(all.own.row(index)) {
+                        *value = *value * inverse - own;
+                    }
                 }
             }
+            (Backend::Gpu(gpu), Some(on_gpu)) => {
+                let states = gpu.finish_cross_entropy(&all, on_gpu)?;
+                all.largest = states.iter().map(|state| state.max).collect();
+                all.sums = states.iter().map(|state| state.sum).collect();
+                all.target_logits = states.iter().map(|state| state.target_logit).collect();
+            }
+            _ => {}
         }
-        let each = largest.iter().zip(&sums).zip(&target_logits);
+        let each = all.largest.iter().zip(&all.sums).zip(&all.target_logits);
         let losses = each
             .map(|((&largest, sum), &target)| f64::from(largest) + sum.ln() - f64::from(target));
-        (losses.collect(), gradient)
+        Ok((losses.collect(), all.weighted))
     }
 }
 

@@ -1,6 +1,7 @@
 //! The operations on a GPU: each is a launch of its kernels, in the order in which they are called. Only reading
 //! results back waits.
 
+mod backward;
 mod rwkv7;
 mod weights;
 

@@ -32,7 +32,7 @@ use self::{activation::ActivationPool, cpu::CpuBackend, gpu::GpuBackend};
 pub use self::{
     activation::{Activation, Indices},
     attention::{AttentionKeys, AttentionRange, AttentionTasks, KeyRows, KeySegment, PassRun},
-    backward::{BackwardRange, CrossEntropy},
+    backward::{BackwardRange, BackwardTasks, CrossEntropy},
     clock::{Phase, PhaseTimes},
     error::OpsError,
     fidelity::{Comparison, Divergence},
@@ -466,47 +466,6 @@ impl Ops {
                 gpu.matmul(x, weight, out.rows_span(start, x.len()), DType::F32, true)?;
             }
             Backend::DryRun => {}
-        }
-        Ok(())
-    }
-
-    /// `x · weight`: a row of `weight.width` outputs for each row of `x`. Gradients go back so through
-    /// [`Ops::linear`]. On the CPU.
-    ///
-    /// # Errors
-    /// When memory cannot be allocated.
-    ///
-    /// # Panics
-    /// When a row of `x` has not as many elements as the weight has rows.
-    pub fn linear_transposed(
-        &self,
-        x: &Activation,
-        weight: &Weight<'_>,
-    ) -> Result<Activation, OpsError> {
-        let _timed = self.timed(Phase::Matmul);
-        let mut out = self.pool.take(x.len(), weight.width, DType::F32)?;
-        if let Backend::Cpu(cpu) = &self.backend {
-            cpu.gemm_transposed(x, weight, out.values_mut(), false);
-        }
-        Ok(out)
-    }
-
-    /// Adds `x · weight` to the rows of `out`. On the CPU.
-    ///
-    /// # Errors
-    /// When the device fails.
-    ///
-    /// # Panics
-    /// When sizes differ.
-    pub fn linear_transposed_add(
-        &self,
-        out: &mut Activation,
-        x: &Activation,
-        weight: &Weight<'_>,
-    ) -> Result<(), OpsError> {
-        let _timed = self.timed(Phase::Matmul);
-        if let Backend::Cpu(cpu) = &self.backend {
-            cpu.gemm_transposed(x, weight, out.values_mut(), true);
         }
         Ok(())
     }

@@ -6,11 +6,11 @@
 
 use sluice_machine::{Profile, page::PAGE_BYTES};
 use sluice_weights::{
-    Storage, TensorPart, TensorPlan, WeightGroupPlan,
+    LayerKind, Storage, TensorPart, TensorPlan, WeightGroupPlan,
     decompressed::{BYTES_MAX, ROWS, is_decompressed_first},
 };
 
-use super::Workload;
+use super::PlanInput;
 
 /// Rows that go through an MLP together, where its weights are not decompressed for them: enough for the kernel, few
 /// enough that a long canvas needs no matrix of its length times the intermediate size.
@@ -48,15 +48,23 @@ pub fn mlp_rows(groups: &[WeightGroupPlan], profile: &Profile) -> usize {
     }
 }
 
-/// Bytes of decompression memory that the weight groups take on this device for this workload.
-pub(super) fn bytes(groups: &[WeightGroupPlan], profile: &Profile, workload: &Workload) -> u64 {
-    let Some(gpu) = &profile.gpu else { return 0 };
+/// Bytes of decompression memory that some of a model's weight groups take for what the plan is asked for.
+pub(super) fn bytes(groups: &[WeightGroupPlan], input: &PlanInput<'_>) -> u64 {
+    let (shape, workload) = (input.shape, &input.workload);
+    let Some(gpu) = &input.machine.device.gpu else {
+        return 0;
+    };
     let rows = workload.rows().max(workload.lm_head_rows());
+    // Gradients go back through plain weights alone. A request that thinks finds the plan as it stands.
+    let goes_back = matches!(shape.layer_kind, LayerKind::LatentThought(_));
     let is_decoded = |tensor: &&TensorPlan| {
         // Vectors are not multiplied by, and the embedding is read row by row.
         tensor.rows > 1
             && tensor.part != TensorPart::Embedding
-            && is_decompressed_first(gpu, tensor.storage.on_gpu(), rows)
+            && match goes_back {
+                true => !tensor.storage.on_gpu().is_plain(),
+                false => is_decompressed_first(gpu, tensor.storage.on_gpu(), rows),
+            }
     };
     // A tensor larger than the limit goes in pieces; a piece has at least so many rows, or the kernel would starve.
     let piece = |tensor: &TensorPlan| {

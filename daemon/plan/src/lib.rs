@@ -447,9 +447,7 @@ impl Plan {
         // Fewer tensors may need decompression now. With staging buffers the size stays as `place` set it, for any
         // streamed set.
         if self.staging.count == 0 {
-            let device = &input.machine.device;
-            self.staging.decompress_bytes =
-                decompressed::bytes(&self.groups, device, &input.workload);
+            self.staging.decompress_bytes = decompressed::bytes(&self.groups, input);
         }
     }
 
@@ -633,9 +631,7 @@ fn place(
         canvas: input.workload.canvas_length,
         fitting: None,
     };
-    let decoded = |units: &[WeightGroupPlan]| {
-        decompressed::bytes(units, &input.machine.device, &input.workload)
-    };
+    let decoded = |units: &[WeightGroupPlan]| decompressed::bytes(units, input);
     let resident_decoded = decoded(groups);
     if needed + resident_decoded <= budget {
         return Ok(StagingBuffers {

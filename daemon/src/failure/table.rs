@@ -270,8 +270,6 @@ fn engine(error: &EngineError) -> ErrorRow {
         EngineError::HeadDim { head_dim } => ErrorRow::new(Code::FailedPrecondition, "HEAD_DIM")
             .hint("start sluiced with --device cpu")
             .figure("head_dim", head_dim),
-        EngineError::NotOnGpu { .. } => ErrorRow::new(Code::FailedPrecondition, "NOT_ON_GPU")
-            .hint("start sluiced with --device cpu"),
         EngineError::PriorNotFinite => ErrorRow::new(Code::DataLoss, "PRIOR_NOT_FINITE").hint(
             "draw latents from N(0, I) with the prior none, or train another prior with `sluice-train prior`",
         ),

@@ -31,7 +31,6 @@ fn name(failure: &Failure) -> &'static str {
         F::Engine(E::Ops(OpsError::OutOfMemory { .. })) => "out of memory",
         F::Engine(E::Ops(OpsError::NoGpu(_))) => "no card",
         F::Engine(E::HeadDim { .. }) => "head size",
-        F::Engine(E::NotOnGpu { .. }) => "not on GPUs",
         F::Engine(E::PriorNotFinite) => "prior not finite",
         F::Engine(E::Ops(OpsError::Gpu(_))) => "card",
         F::Engine(E::Plan(error)) => plan_name(error),
@@ -181,7 +180,7 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
 }
 
 /// Variants that [`name`] knows.
-const VARIANTS: usize = 199;
+const VARIANTS: usize = 198;
 
 /// An example of each variant with its code; of `Io`, one of each kind that matters.
 async fn all() -> Vec<(Failure, Code)> {
@@ -230,10 +229,6 @@ async fn all() -> Vec<(Failure, Code)> {
         ),
         (
             engine(EngineError::HeadDim { head_dim: 320 }),
-            FailedPrecondition,
-        ),
-        (
-            engine(EngineError::NotOnGpu { family: "ltm" }),
             FailedPrecondition,
         ),
         (

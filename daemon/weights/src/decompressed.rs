@@ -25,13 +25,20 @@ pub enum GpuStorage {
     Compressed,
 }
 
+impl GpuStorage {
+    /// Whether elements lie side by side, each by itself.
+    pub fn is_plain(self) -> bool {
+        matches!(self, Self::Plain(format) if format.block_len() == 1)
+    }
+}
+
 /// Whether a GPU decompresses or dequantizes a weight before it multiplies `rows` rows by it.
 pub fn is_decompressed_first(gpu: &GpuProfile, storage: GpuStorage, rows: usize) -> bool {
     // Without cuBLAS there is no workspace, and our kernels dequantize on the way.
     let gains = gpu.workspace_bytes > 0 && rows >= BLAS_ROWS;
     match storage {
         // cuBLAS and our kernels both read plain formats as they are.
-        GpuStorage::Plain(format) if format.block_len() == 1 => false,
+        _ if storage.is_plain() => false,
         // A format without a kernel has to be dequantized, however few rows there are.
         GpuStorage::Plain(format) => gains || !format.has_gpu_matmul(),
         GpuStorage::DictionaryIndexed => gains,

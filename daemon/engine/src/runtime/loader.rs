@@ -13,12 +13,12 @@ use std::{
     time::Duration,
 };
 
-use sluice_checkpoint::{Source, family::ModelConfig, weight_cache::Mixes};
-use sluice_machine::{Profile, Rates};
+use sluice_checkpoint::{Source, weight_cache::Mixes};
+use sluice_machine::Rates;
 use sluice_ops::{Ops, OpsError};
 use sluice_plan::Plan;
 use sluice_shared::level::Level;
-use sluice_weights::{LayerKind, WeightGroupPlan};
+use sluice_weights::WeightGroupPlan;
 
 use self::level::PreparedPlan;
 use super::{
@@ -134,7 +134,6 @@ impl Loader {
         let opened =
             OpenedCheckpoint::new(source, self.shared.tokenizer_program.as_deref(), cancel)?;
         let profile = ops.device().profile();
-        check_device(&opened.config, &profile)?;
         let machine = (self.shared).machine(profile, self.rates.clone());
         let mut planner =
             Planner::of_checkpoint(&opened.checkpoint, opened.config.clone(), machine)?;
@@ -229,15 +228,5 @@ impl Loader {
                 Err(_) => return Err(EngineError::LoadCancelled),
             }
         }
-    }
-}
-
-/// Refuses a model whose operations are not there for the device.
-fn check_device(config: &ModelConfig, profile: &Profile) -> Result<(), EngineError> {
-    match config.shape.layer_kind {
-        LayerKind::LatentThought(_) if profile.gpu.is_some() => Err(EngineError::NotOnGpu {
-            family: config.family.name(),
-        }),
-        _ => Ok(()),
     }
 }

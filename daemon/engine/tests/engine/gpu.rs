@@ -9,17 +9,19 @@ use std::{
 use sluice_checkpoint::Source;
 use sluice_engine::{
     Engine, EngineOptions, Event, Generate, Outcome, PlanSettings, Work,
-    check::{CheckResult, fixture_logits, fixture_tokens, resident, streamed},
+    check::{CheckResult, fixture_latents, fixture_logits, fixture_tokens, resident, streamed},
     saved_state::StateOptions,
 };
 use sluice_formats::DType;
+use sluice_machine::Profile;
 use sluice_ops::{
     Ops,
     device::{Device, DeviceChoice},
     ledger::Ledger,
 };
+use sluice_plan::{Plan, PlanError};
 use sluice_shared::{decoding::Decoding, level::Level, sampling::EosPolicy};
-use sluice_weights::Shape;
+use sluice_weights::{Shape, SourceTensor};
 use testkit::here;
 
 use crate::checkpoints::fixture;
@@ -118,6 +120,29 @@ fn a_causal_model_with_kept_keys_and_values() {
 #[ignore = "on the stand-in: cargo ci"]
 fn a_model_with_states() {
     check_fixture("rwkv7-tiny", 3);
+}
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn a_model_with_windows_and_latents() {
+    check_fixture("ltm-tiny", 2);
+}
+
+/// Bounds, gradients for latents and runs of inference, resident and streamed.
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn posteriors_of_latents() {
+    here::open_stand_in();
+    let of_plan = |plan: &dyn Fn(Profile, &Shape, &[SourceTensor]) -> Result<Plan, PlanError>| {
+        let ops = Ops::new(gpu(DType::F32), Ledger::default()).unwrap();
+        let profile = ops.device().profile();
+        let plan = |shape: &Shape, sources: &[_]| plan(profile, shape, sources).map(Some);
+        let checks = fixture_latents(&fixture("ltm-tiny"), &ops, &plan).unwrap();
+        assert_eq!(checks.len(), 10);
+        all_pass(&checks);
+    };
+    of_plan(&|profile, shape, sources| resident(profile, shape, sources, Level::Off));
+    of_plan(&|profile, shape, sources| streamed(profile, shape, sources, Level::Standard, 100_000));
 }
 
 #[test]

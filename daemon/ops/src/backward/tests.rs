@@ -80,7 +80,8 @@ fn through_a_gate() {
     let ops = ops();
     let (gate, up, d) = (numbers(60, 1), numbers(60, 2), numbers(60, 3));
     let [mut d_gate, mut d_up] = [&gate, &up].map(|values| matrix(&ops, 2, values));
-    ops.silu_mul_backward(&mut d_gate, &mut d_up, &matrix(&ops, 2, &d));
+    ops.silu_mul_backward(&mut d_gate, &mut d_up, &matrix(&ops, 2, &d))
+        .unwrap();
     let run = |gate: &[f32], up: &[f32]| {
         let mut out = matrix(&ops, 2, gate);
         ops.silu_mul(&mut out, &matrix(&ops, 2, up)).unwrap();
@@ -107,7 +108,7 @@ fn a_rotation_is_undone() {
         ops.rope([(&mut x, &positions)], &table).unwrap();
         let moved = x.values().iter().zip(&values);
         assert!(moved.clone().any(|(a, b)| (a - b).abs() > 0.1));
-        ops.rope_backward(&mut x, &positions, &table);
+        ops.rope_backward(&mut x, &positions, &table).unwrap();
         assert!(
             x.values()
                 .iter()
@@ -185,7 +186,8 @@ fn through_attention() {
             .try_into()
             .unwrap_or_else(|_| unreachable!());
         let back = matrix(&ops, rows, &d);
-        let found = ops.attend_backward([&q, &k, &v], &back, shape, &ranges);
+        let tasks = ops.backward_tasks(ranges.clone()).unwrap();
+        let found = ops.attend_backward([&q, &k, &v], &back, shape, &tasks);
         for (which, found) in found.unwrap().iter().enumerate() {
             check(&inputs[which], &d, found.values(), &|moved| {
                 let mut all = inputs.each_ref().map(Vec::as_slice);
@@ -222,7 +224,7 @@ fn of_cross_entropies_in_parts() {
         }
         ops.finish_cross_entropy(all)
     };
-    let (losses, gradient) = run(&x);
+    let (losses, gradient) = run(&x).unwrap();
     for (row, loss) in losses.iter().enumerate() {
         let logits: Vec<f64> = (head.chunks_exact(width))
             .map(|head| {
@@ -235,6 +237,6 @@ fn of_cross_entropies_in_parts() {
         assert!((loss - expected).abs() < 1e-4, "{loss} for {expected}");
     }
     check(&x, &vec![1.0; rows], gradient.values(), &|x| {
-        run(x).0.iter().map(|&loss| loss as f32).collect()
+        run(x).unwrap().0.iter().map(|&loss| loss as f32).collect()
     });
 }

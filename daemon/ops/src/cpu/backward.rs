@@ -47,6 +47,7 @@ impl CpuBackend {
             target_logits,
             weighted,
             own,
+            ..
         } = all;
         self.run(|| {
             let figures = (largest.par_iter_mut().zip(sums).zip(target_logits)).zip(&*targets);

@@ -1,4 +1,5 @@
-//! Matmuls with weights as they lie on a GPU: as they are stored, or decompressed there first, some rows at a time.
+//! Matmuls with weights as they lie on a GPU: as they are stored, or decompressed there first, some rows at a time. The
+//! matmul with a weight as it is takes them in a plain format alone.
 
 use std::ops::Range;
 
@@ -73,28 +74,80 @@ pub(super) fn matmul(
     if !is_decompressed_first(card, kept, x.len()) {
         return Ok(as_it_is()?);
     }
-    let row_bytes = weight.width * number.bytes();
-    let decoded = lies.decompressed;
-    let rows = match piece_rows(weight.rows, row_bytes, decoded.bytes()) {
-        // Pieces of as many rows as the plan's decompression memory holds; the stream orders each matmul before the
-        // next piece overwrites it.
-        Some(rows) => rows,
-        // Where memory to decompress into is short, they are multiplied as they are, if they can be.
-        None if !is_decompressed_first(card, kept, 0) => return Ok(as_it_is()?),
-        // The plan's decompression memory could not be allocated: other programs hold the GPU's memory.
-        None => {
-            return Err(OpsError::Gpu(cuda::CudaError::OutOfMemory {
-                needed_bytes: (weight.rows.min(ROWS) * row_bytes) as u64,
-                free_bytes: None,
-            }));
-        }
-    };
+    // Where memory to decompress into is short, they are multiplied as they are, if they can be.
+    if pieces(weight, number).is_none() && !is_decompressed_first(card, kept, 0) {
+        return Ok(as_it_is()?);
+    }
+    each_piece(gpu, clock, weight, number, |rows, piece| {
+        Ok(gpu.matmul(number, Format::from(number), product(piece, rows))?)
+    })
+}
+
+/// Weights in a plain format.
+#[derive(Clone, Copy)]
+pub(super) struct Plain {
+    pub(super) span: GpuSpan,
+    pub(super) format: Format,
+    pub(super) rows: usize,
+}
+
+/// Hands on a weight in a plain format, with the first row of each piece: all of it as it lies, or decompressed pieces.
+pub(super) fn each_plain(
+    gpu: &Gpu,
+    clock: &GpuClock,
+    card: &GpuProfile,
+    weight: &Weight<'_>,
+    mut take: impl FnMut(usize, Plain) -> Result<(), OpsError>,
+) -> Result<(), OpsError> {
+    let lies = weight.on_gpu();
+    if lies.compressed.is_none() && weight.format.block_len() == 1 {
+        let all = Plain {
+            span: lies.span,
+            format: weight.format,
+            rows: weight.rows,
+        };
+        return take(0, all);
+    }
+    each_piece(gpu, clock, weight, card.dtype, |rows, span| {
+        let piece = Plain {
+            span,
+            format: card.dtype.into(),
+            rows: rows.len(),
+        };
+        take(rows.start, piece)
+    })
+}
+
+/// Rows of the pieces in which a weight is decompressed; `None` where there is too little memory for one.
+fn pieces(weight: &Weight<'_>, dtype: DType) -> Option<usize> {
+    let bytes = weight.on_gpu().decompressed.bytes();
+    piece_rows(weight.rows, weight.width * dtype.bytes(), bytes)
+}
+
+/// Decompresses a weight and hands on its pieces: as many rows as the plan's decompression memory holds. The stream orders
+/// what is sent for one before the next overwrites it.
+fn each_piece(
+    gpu: &Gpu,
+    clock: &GpuClock,
+    weight: &Weight<'_>,
+    dtype: DType,
+    mut take: impl FnMut(Range<usize>, GpuSpan) -> Result<(), OpsError>,
+) -> Result<(), OpsError> {
+    let row_bytes = weight.width * dtype.bytes();
+    // The plan's decompression memory could not be allocated: other programs hold the GPU's memory.
+    let rows = pieces(weight, dtype).ok_or(cuda::CudaError::OutOfMemory {
+        needed_bytes: (weight.rows.min(ROWS) * row_bytes) as u64,
+        free_bytes: None,
+    })?;
     for start in (0..weight.rows).step_by(rows) {
         let these = start..weight.rows.min(start + rows);
-        let to = decoded.part(0, these.len() * row_bytes);
+        let to = weight
+            .on_gpu()
+            .decompressed
+            .part(0, these.len() * row_bytes);
         let piece = weight.rows(these.start, these.end);
-        clock.within(Phase::Decompress, || decompress(gpu, number, &piece, to))?;
-        gpu.matmul(number, Format::from(number), product(to, these))?;
+        clock.within(Phase::Decompress, || decompress(gpu, dtype, &piece, to))?;
+        take(these, to)?;
     }
     Ok(())
 }

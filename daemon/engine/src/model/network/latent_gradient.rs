@@ -10,8 +10,8 @@ use std::{
 };
 
 use sluice_ops::{
-    Activation, AttentionKeys, AttentionRange, AttentionTasks, BackwardRange, Indices, KeyRows,
-    KeySegment, Ops, OpsError,
+    Activation, AttentionKeys, AttentionRange, AttentionTasks, BackwardRange, BackwardTasks,
+    Indices, KeyRows, KeySegment, Ops, OpsError,
 };
 use sluice_weights::{LatentShape, LayerKind, TensorPart, Weight, WeightGroup};
 
@@ -53,8 +53,8 @@ struct Rows {
     own: AttentionTasks,
     latents: AttentionTasks,
     /// The same ranges for the way back.
-    own_back: Vec<BackwardRange>,
-    latents_back: Vec<BackwardRange>,
+    own_back: BackwardTasks,
+    latents_back: BackwardTasks,
 }
 
 /// What goes into the blocks of a layer.
@@ -304,7 +304,7 @@ impl LatentPass<'_> {
             ops.add_cross_entropy(&mut all, &x, &head.weight(TensorPart::LmHead), first)?;
         }
         drop(x);
-        let (losses, mut d_x) = ops.finish_cross_entropy(all);
+        let (losses, mut d_x) = ops.finish_cross_entropy(all)?;
         let mut row = 0;
         for text in texts {
             ops.zero_rows(&mut d_x, row..row + text.first_target)?;
@@ -351,7 +351,7 @@ impl LatentPass<'_> {
         let mut up = ops.linear(&x, &up_weight)?;
         drop(x);
         let d_inner = ops.linear_transposed(d_hidden, &down.weight(TensorPart::Down))?;
-        ops.silu_mul_backward(&mut gate, &mut up, &d_inner);
+        ops.silu_mul_backward(&mut gate, &mut up, &d_inner)?;
         drop(d_inner);
         let mut d_x = ops.linear_transposed(&gate, &gate_weight)?;
         ops.linear_transposed_add(&mut d_x, &up, &up_weight)?;
@@ -376,8 +376,8 @@ impl LatentPass<'_> {
         let [mut d_q, mut d_k, d_v] = back?;
         drop((q, k, v, d_out));
         if let Some(rope) = &self.network.rope {
-            ops.rope_backward(&mut d_q, &self.rows.positions, rope);
-            ops.rope_backward(&mut d_k, &self.rows.latent_positions, rope);
+            ops.rope_backward(&mut d_q, &self.rows.positions, rope)?;
+            ops.rope_backward(&mut d_k, &self.rows.latent_positions, rope)?;
         }
         let d_x = ops.linear_transposed(&d_q, &weight(TensorPart::CrossQuery))?;
         self.norm_backward(d_hidden, inputs, &d_x, &weight(TensorPart::CrossNorm))?;
@@ -403,8 +403,8 @@ impl LatentPass<'_> {
         let [mut d_q, mut d_k, d_v] = back?;
         drop((q, k, v, d_out));
         if let Some(rope) = &self.network.rope {
-            ops.rope_backward(&mut d_q, &self.rows.positions, rope);
-            ops.rope_backward(&mut d_k, &self.rows.positions, rope);
+            ops.rope_backward(&mut d_q, &self.rows.positions, rope)?;
+            ops.rope_backward(&mut d_k, &self.rows.positions, rope)?;
         }
         let mut d_x = ops.linear_transposed(&d_q, &weight(TensorPart::Query))?;
         ops.linear_transposed_add(&mut d_x, &d_k, &weight(TensorPart::Key))?;
@@ -441,6 +441,16 @@ fn rows(ops: &Ops, texts: &[LatentText<'_>], sizes: LatentShape) -> Result<Rows,
             len: sizes.latents,
         }]),
     });
+    let own_back = each().map(|(_, rows)| BackwardRange {
+        queries: rows.clone(),
+        keys: rows,
+        window: Some(sizes.window),
+    });
+    let latents_back = each().map(|(index, queries)| BackwardRange {
+        queries,
+        keys: of_latents(index),
+        window: None,
+    });
     let latent_positions =
         (0..texts.len()).flat_map(|_| (0..sizes.latents).map(|latent| latent * sizes.stride));
     Ok(Rows {
@@ -448,19 +458,7 @@ fn rows(ops: &Ops, texts: &[LatentText<'_>], sizes: LatentShape) -> Result<Rows,
         latent_positions: ops.indices(latent_positions)?,
         own: ops.attention_tasks(tasks.collect())?,
         latents: ops.attention_tasks(latent_tasks.collect())?,
-        own_back: each()
-            .map(|(_, rows)| BackwardRange {
-                queries: rows.clone(),
-                keys: rows,
-                window: Some(sizes.window),
-            })
-            .collect(),
-        latents_back: each()
-            .map(|(index, queries)| BackwardRange {
-                queries,
-                keys: of_latents(index),
-                window: None,
-            })
-            .collect(),
+        own_back: ops.backward_tasks(own_back.collect())?,
+        latents_back: ops.backward_tasks(latents_back.collect())?,
     })
 }

@@ -1,0 +1,3 @@
+#include "backward.cuh"
+
+BACKWARD_KERNELS(f16)
