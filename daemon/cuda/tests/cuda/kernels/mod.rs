@@ -6,6 +6,7 @@ mod formats;
 mod support;
 
 mod attention;
+mod backward;
 mod decompress;
 mod dequantize;
 mod dictionary;
