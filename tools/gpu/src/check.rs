@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use sluice_daemon::config::{ComputeDtype, Device};
 use sluice_engine::{
     EngineError, EngineOptions,
-    check::{CheckResult, fixture_logits, fixture_tokens, resident, streamed},
+    check::{CheckResult, fixture_latents, fixture_logits, fixture_tokens, resident, streamed},
 };
 use sluice_formats::DType;
 use sluice_ops::{Ops, device, ledger::Ledger};
@@ -18,13 +18,14 @@ use sluice_weights::{Shape, SourceTensor};
 use super::{Deadline, Found, Limit, Report, about, open, operations, requests::Requests};
 
 /// The fixtures that every device is checked with: models with many heads, with grouped heads in bf16 and two files,
-/// with an autoregressive mask, with biases and shifted logits, and with states.
-const FIXTURES: [&str; 5] = [
+/// with an autoregressive mask, with biases and shifted logits, with states, and with windows and latents.
+const FIXTURES: [&str; 6] = [
     "llada-tiny",
     "llada-tiny-bf16",
     "llama-tiny",
     "dream-tiny",
     "rwkv7-tiny",
+    "ltm-tiny",
 ];
 
 /// What is checked.
@@ -200,15 +201,17 @@ impl Checking {
                 return;
             }
             let plan = |shape: &Shape, sources: &[_]| place.plan(device, shape, sources).map(Some);
-            // A fresh ledger for each place: nothing is left over from the one before.
-            let found = Ops::new(device.clone(), Ledger::default())
-                .map_err(EngineError::from)
-                .and_then(|ops| fixture_logits(folder, &ops, &plan));
-            let found = found.map(|checks| checks.into_iter().map(|check| named(check, name)));
-            run.add_all(
-                format!("{}, {name}", folder.display()),
-                found.map(Iterator::collect),
-            );
+            for compare in [fixture_logits, fixture_latents] {
+                // A fresh ledger each time: nothing is left over from the one before.
+                let found = Ops::new(device.clone(), Ledger::default())
+                    .map_err(EngineError::from)
+                    .and_then(|ops| compare(folder, &ops, &plan));
+                let found = found.map(|checks| checks.into_iter().map(|check| named(check, name)));
+                run.add_all(
+                    format!("{}, {name}", folder.display()),
+                    found.map(Iterator::collect),
+                );
+            }
         }
         if device.dtype() != DType::F32 {
             // The references were computed in `f32`; rounding to 16 bits changes a token now and then.

@@ -2,6 +2,7 @@
 //! what an operation forgets to write is NaN.
 
 mod attention;
+mod backward;
 mod compressed;
 mod lm_heads;
 mod rwkv7;
@@ -57,7 +58,7 @@ pub fn operations(
         report,
     };
     type Group<'a> = fn(&mut DevicePair<'a>) -> Result<(), EngineError>;
-    let groups: [(&str, Group<'_>); 15] = [
+    let groups: [(&str, Group<'_>); 19] = [
         ("embeddings", DevicePair::embeddings),
         ("norms", DevicePair::norms),
         ("rotations", DevicePair::rope),
@@ -73,6 +74,10 @@ pub fn operations(
         ("heads", DevicePair::lm_heads),
         ("logits", DevicePair::logits),
         ("comparisons", DevicePair::comparisons),
+        ("gradients of rows", DevicePair::gradients_of_rows),
+        ("gradients of attention", DevicePair::gradients_of_attention),
+        ("gradients of products", DevicePair::gradients_of_matmuls),
+        ("cross-entropies", DevicePair::cross_entropies),
     ];
     for (name, group) in groups {
         if let Err(error) = group(&mut pair) {

@@ -5,7 +5,9 @@ use std::{ops::Range, path::Path, sync::atomic::AtomicBool};
 
 use safetensors::SafeTensors;
 use serde_json::Value;
+use sluice_formats::DType;
 use sluice_ops::Ops;
+use sluice_weights::LayerKind;
 
 use super::{
     CheckResult,
@@ -18,12 +20,13 @@ use crate::{
     posterior::{FitOptions, Posterior, PosteriorFit},
 };
 
-/// How far gradients and relative losses may be from the reference's.
+/// How far gradients and relative losses may be from the reference's in `f32`.
 const TOLERANCE: f64 = 1e-4;
 /// How far latents may be after a run of inference.
 const LATENT_TOLERANCE: f64 = 1e-3;
 
-/// Compares bounds, gradients and runs of inference with the reference's.
+/// Compares bounds, gradients and runs of inference with the reference's. In 16 bits runs are left out: a step goes by a
+/// gradient's sign as much as by its size. Other models have nothing to compare.
 ///
 /// # Errors
 /// When the folder is not such a fixture, or a pass fails.
@@ -35,6 +38,9 @@ pub fn fixture_latents(
     let Some(model) = FixtureModel::load(folder, ops, plan_for)? else {
         return Ok(Vec::new());
     };
+    if !matches!(model.shape.layer_kind, LayerKind::LatentThought(_)) {
+        return Ok(Vec::new());
+    }
     let bytes = read(&folder.join("expected.safetensors"))?;
     let fixture = Fixture {
         tensors: SafeTensors::deserialize(&bytes).map_err(|_| broken(folder))?,
@@ -47,8 +53,10 @@ pub fn fixture_latents(
     for case in cases(&told, "elbo", folder)? {
         checks.extend(fixture.bound(case)?);
     }
-    for case in cases(&told, "posterior", folder)? {
-        checks.extend(fixture.run(case)?);
+    if ops.device().dtype() == DType::F32 {
+        for case in cases(&told, "posterior", folder)? {
+            checks.extend(fixture.run(case)?);
+        }
     }
     Ok(checks)
 }
@@ -138,10 +146,17 @@ impl Fixture<'_> {
             let along = d_z * noise[at] * deviation;
             gradients[1].push(0.5 * (along + deviation * deviation - 1.0));
         }
+        // In 16 bits about three times what the stand-in for a GPU shows; single elements say little there.
+        let is_f32 = self.ops.device().dtype() == DType::F32;
+        let [of_bound, of_gradients] = match self.ops.device().dtype() {
+            DType::F32 => [TOLERANCE; 2],
+            DType::F16 => [1e-4, 1.5e-2],
+            DType::Bf16 => [3e-4, 0.09],
+        };
         let mut checks = vec![self.check(
             format!("{name}: bound, relative"),
             (bound / expected - 1.0).abs(),
-            TOLERANCE,
+            of_bound,
         )];
         // Each token sees those before it alone, so that parts of a text add up.
         let [earlier, later] =
@@ -154,8 +169,15 @@ impl Fixture<'_> {
         }
         checks.push(self.check(format!("{name}: parts of texts"), worst, TOLERANCE));
         for (found, part) in gradients.iter().zip(["grad_mu", "grad_log_var"]) {
-            let distance = distance(found, &self.tensor(&of(part))?);
-            checks.push(self.check(format!("{name}: {part}"), distance, TOLERANCE));
+            let expected = self.tensor(&of(part))?;
+            let (measure, distance) = match is_f32 {
+                true => ("", distance(found, &expected)),
+                false => (
+                    ", root mean square, relative",
+                    relative_distance(found, &expected),
+                ),
+            };
+            checks.push(self.check(format!("{name}: {part}{measure}"), distance, of_gradients));
         }
         Ok(checks)
     }
@@ -207,4 +229,16 @@ fn distance(found: &[f32], expected: &[f32]) -> f64 {
     let pairs = found.iter().zip(expected);
     let each = pairs.map(|(a, b)| f64::from((a - b).abs()));
     each.fold(0.0, worse)
+}
+
+/// The root mean square of the differences, relative to that of what is expected.
+fn relative_distance(found: &[f32], expected: &[f32]) -> f64 {
+    if found.len() != expected.len() {
+        return f64::NAN;
+    }
+    let square = |value: f32| f64::from(value) * f64::from(value);
+    let pairs = found.iter().zip(expected);
+    let differences: f64 = pairs.map(|(a, b)| square(a - b)).sum();
+    let all: f64 = expected.iter().copied().map(square).sum();
+    (differences / all).sqrt()
 }

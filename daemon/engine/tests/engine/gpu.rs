@@ -10,6 +10,7 @@ use sluice_checkpoint::Source;
 use sluice_engine::{
     Engine, EngineOptions, Event, Generate, Outcome, PlanSettings, Work,
     check::{CheckResult, fixture_latents, fixture_logits, fixture_tokens, resident, streamed},
+    request::Thinking,
     saved_state::StateOptions,
 };
 use sluice_formats::DType;
@@ -128,21 +129,94 @@ fn a_model_with_windows_and_latents() {
     check_fixture("ltm-tiny", 2);
 }
 
-/// Bounds, gradients for latents and runs of inference, resident and streamed.
+type PlanOf = fn(Profile, &Shape, &[SourceTensor]) -> Result<Plan, PlanError>;
+
+/// Bounds and gradients for latents and, in `f32`, runs of inference.
+fn check_latents(number: DType, plan: PlanOf, count: usize) {
+    here::open_stand_in();
+    let ops = Ops::new(gpu(number), Ledger::default()).unwrap();
+    let profile = ops.device().profile();
+    let plan = |shape: &Shape, sources: &[_]| plan(profile, shape, sources).map(Some);
+    let checks = fixture_latents(&fixture("ltm-tiny"), &ops, &plan).unwrap();
+    assert_eq!(checks.len(), count);
+    all_pass(&checks);
+}
+
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
 fn posteriors_of_latents() {
-    here::open_stand_in();
-    let of_plan = |plan: &dyn Fn(Profile, &Shape, &[SourceTensor]) -> Result<Plan, PlanError>| {
-        let ops = Ops::new(gpu(DType::F32), Ledger::default()).unwrap();
-        let profile = ops.device().profile();
-        let plan = |shape: &Shape, sources: &[_]| plan(profile, shape, sources).map(Some);
-        let checks = fixture_latents(&fixture("ltm-tiny"), &ops, &plan).unwrap();
-        assert_eq!(checks.len(), 10);
-        all_pass(&checks);
+    let all = |profile, shape: &_, sources: &_| resident(profile, shape, sources, Level::Off);
+    check_latents(DType::F32, all, 10);
+    check_latents(DType::F16, all, 6);
+    check_latents(DType::Bf16, all, 6);
+}
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn posteriors_of_latents_while_weights_are_streamed() {
+    let some = |profile, shape: &_, sources: &_| {
+        streamed(profile, shape, sources, Level::Standard, 100_000)
     };
-    of_plan(&|profile, shape, sources| resident(profile, shape, sources, Level::Off));
-    of_plan(&|profile, shape, sources| streamed(profile, shape, sources, Level::Standard, 100_000));
+    check_latents(DType::F32, some, 10);
+}
+
+/// What inference finds of a prompt at first and in the end, in nats, with weights in block formats.
+fn thoughts(number: DType, level: Level) -> [f64; 2] {
+    let engine = Engine::start(EngineOptions {
+        device: DeviceChoice::Cuda(0),
+        compute_dtype: Some(number),
+        threads: 2,
+        ..EngineOptions::default()
+    })
+    .unwrap();
+    let settings = PlanSettings {
+        level,
+        ..PlanSettings::default()
+    };
+    let source = Source::Folder(fixture("ltm-tiny"));
+    let model = engine.load_now(source, settings).unwrap().id;
+    let request = Generate {
+        thinking: Some(Box::new(Thinking {
+            steps: 4,
+            start: None,
+            returns_posterior: false,
+        })),
+        ..Generate::greedy(model, (3..33).collect(), 2)
+    };
+    let (send, events) = mpsc::channel();
+    let sink = Box::new(move |event| drop(send.send(event)));
+    engine
+        .submit(Default::default(), Work::Generate(request), sink)
+        .unwrap();
+    let found: Vec<_> = (events.iter())
+        .filter_map(|event| match event {
+            Event::Thought(report) => Some(report.nll),
+            Event::Finished(Err(error)) => panic!("{error}"),
+            _ => None,
+        })
+        .collect();
+    [found[0], found[found.len() - 1]]
+}
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn thoughts_go_through_weights_of_every_level() {
+    here::open_stand_in();
+    let whole = thoughts(DType::F32, Level::Off);
+    for (number, level) in [
+        (DType::Bf16, Level::Standard),
+        (DType::F16, Level::Moderate),
+        (DType::F32, Level::Aggressive),
+        (DType::Bf16, Level::Aggressive),
+    ] {
+        let found = thoughts(number, level);
+        assert!(found[1] < found[0], "{level:?}: {found:?}");
+        // Random weights suffer from four bits.
+        for (found, expected) in found.into_iter().zip(whole) {
+            let off = (found / expected - 1.0).abs();
+            assert!(off < 0.05, "{level:?}: {found} for {expected}");
+        }
+    }
 }
 
 #[test]
