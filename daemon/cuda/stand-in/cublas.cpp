@@ -1,4 +1,4 @@
-// libcublas.so.12 on the CPU, and an older one: the one multiplication that Sluice asks of cuBLAS. Types and codes are those
+// libcublas.so.12 on the CPU, and an older one: the multiplications that Sluice asks of cuBLAS. Types and codes are those
 // of cublas_v2.h.
 //
 // It scribbles over its workspace in every multiplication, and refuses one that was freed.

@@ -10,7 +10,7 @@ use sluice_formats::{DType, Format};
 use sluice_machine::{DiskBandwidth, GpuProfile, LinearRate, MemoryStats, Profile, Rates};
 use sluice_shared::options::PlanSettings;
 use sluice_weights::{
-    CompressedRange, LayerKind, TensorNaming, TensorPart, WeightGroup,
+    CompressedRange, LatentShape, LayerKind, TensorNaming, TensorPart, WeightGroup,
     compression::with_assumed_compression,
 };
 
@@ -649,6 +649,36 @@ fn rows_go_through_an_mlp_in_longer_turns_where_a_gpu_decodes_it() {
             [Profile::cpu(2), own, blas].map(|profile| decompressed::mlp_rows(&groups, &profile));
         assert_eq!(found, rows, "{:?}", groups[1].tensors[1]);
     }
+}
+
+#[test]
+fn gradients_go_through_decompressed_weights_on_a_gpu_without_cublas() {
+    let decompress_bytes = |layer_kind: LayerKind, level: Level| {
+        let shape = Shape {
+            naming: TensorNaming::LatentThought,
+            causal: true,
+            layer_kind,
+            ..llada_8b()
+        };
+        let plan = Plan::new(&PlanInput {
+            shape: &shape,
+            sources: &sources_of(&shape),
+            choices: level.into(),
+            budget_bytes: u64::MAX,
+            workload: Workload::default(),
+            working: WorkingMemory::default(),
+            machine: &gpu_machine(0, 0),
+        });
+        plan.unwrap().staging.decompress_bytes
+    };
+    let latents = LayerKind::LatentThought(LatentShape {
+        latents: 96,
+        stride: 10,
+        window: 256,
+    });
+    assert_eq!(decompress_bytes(latents, Level::Off), 0);
+    let bytes = decompress_bytes(latents, Level::Aggressive);
+    assert_eq!(bytes, sluice_weights::decompressed::BYTES_MAX as u64);
 }
 
 #[test]
