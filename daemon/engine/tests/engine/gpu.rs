@@ -10,6 +10,7 @@ use sluice_checkpoint::Source;
 use sluice_engine::{
     Engine, EngineOptions, Event, Generate, Outcome, PlanSettings, Work,
     check::{CheckResult, fixture_latents, fixture_logits, fixture_tokens, resident, streamed},
+    event::ThoughtStep,
     request::Thinking,
     saved_state::StateOptions,
 };
@@ -179,6 +180,7 @@ fn thoughts(number: DType, level: Level) -> [f64; 2] {
         thinking: Some(Box::new(Thinking {
             steps: 4,
             start: None,
+            prior: None,
             returns_posterior: false,
         })),
         ..Generate::greedy(model, (3..33).collect(), 2)
@@ -190,7 +192,10 @@ fn thoughts(number: DType, level: Level) -> [f64; 2] {
         .unwrap();
     let found: Vec<_> = (events.iter())
         .filter_map(|event| match event {
-            Event::Thought(report) => Some(report.nll),
+            Event::Thought(report) => match report.found {
+                ThoughtStep::Inferred { nll, .. } => Some(nll),
+                ThoughtStep::Sampled { .. } => None,
+            },
             Event::Finished(Err(error)) => panic!("{error}"),
             _ => None,
         })

@@ -175,6 +175,7 @@ fn thoughts_take_what_was_planned_and_passes_ask_for_no_memory() {
                     thinking: Some(Box::new(Thinking {
                         steps,
                         start: None,
+                        prior: None,
                         returns_posterior: false,
                     })),
                     ..Generate::greedy(model, (prompt..prompt + 50).collect(), 2)
