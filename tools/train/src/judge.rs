@@ -184,7 +184,8 @@ struct Asked {
 /// Called with how many texts are done, and how many there are.
 pub type OnProgress<'a> = &'a mut dyn FnMut(usize, usize);
 
-/// Judges the model of a session: answers to requests, and gaps in the right answers of those that ask for a story.
+/// Judges the model of a session: answers to requests and, of a model that fills masks, gaps in the right answers of those
+/// that ask for a story.
 pub fn judge(
     session: &Session,
     settings: &Settings,
@@ -195,7 +196,7 @@ pub fn judge(
     let (asked, left_out) = requests(session, settings)?;
     let stories = asked
         .iter()
-        .filter(|asked| asked.sample.task == Task::Story);
+        .filter(|asked| session.fills_gaps() && asked.sample.task == Task::Story);
     let gaps: Vec<(Kind, Gap)> = stories
         .flat_map(|asked| {
             // A stream for each request, so that its gaps do not depend on how many requests are judged.
@@ -342,6 +343,8 @@ impl Settings {
             steps,
             policy: self.schedule.policy()?,
             decoding: Decoding::default(),
+            thinking: None,
+            seed: 0,
         })
     }
 

@@ -49,8 +49,8 @@ pub struct Arguments {
     /// Answer the same requests in faster and faster ways.
     #[arg(long, conflicts_with = "schedule")]
     curve: bool,
-    /// Answer the same requests at this position of the dial, or with this policy and, apart by blanks, cache, window, growth and
-    /// speculation; may be given several times.
+    /// Answer the same requests at this position of the dial, with this policy and, apart by blanks, cache, window, growth and
+    /// speculation, or after as many steps of thinking as `think 16` says; may be given several times.
     #[arg(long, conflicts_with_all = ["schedule", "curve"])]
     way: Vec<String>,
     /// Print JSON.
@@ -96,7 +96,9 @@ pub fn run(arguments: &Arguments, threads: usize) -> Result<()> {
         return print_json(&judgement);
     }
     println!("{}", report::answers(&judgement).plain());
-    println!("{}", report::gaps(&judgement).plain());
+    if session.fills_gaps() {
+        println!("{}", report::gaps(&judgement).plain());
+    }
     println!("{}", report::effort(&judgement));
     if judgement.left_out > 0 {
         println!("{} requests were left out as too long", judgement.left_out);

@@ -9,13 +9,16 @@ pub struct Table {
 }
 
 impl Table {
-    fn new(heading: &[&str]) -> Self {
+    /// A table of this heading.
+    #[must_use]
+    pub fn new(heading: &[&str]) -> Self {
         Self {
             rows: vec![heading.iter().map(|cell| (*cell).to_owned()).collect()],
         }
     }
 
-    fn add(&mut self, name: &str, cells: impl IntoIterator<Item = String>) {
+    /// Adds a row.
+    pub fn add(&mut self, name: &str, cells: impl IntoIterator<Item = String>) {
         self.rows
             .push([name.to_owned()].into_iter().chain(cells).collect());
     }

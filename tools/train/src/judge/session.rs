@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use sluice_checkpoint::Source;
 use sluice_engine::{
     CanvasSlot, Engine, EngineOptions, Generate, LoadedModel, Outcome, PlanSettings, Work,
-    event::FinishReason,
+    event::FinishReason, request::Thinking,
 };
 use sluice_shared::{decoding::Decoding, policy::PolicyChoice, sampling::EosPolicy};
 use sluice_tokenizer::Tokenizer;
@@ -33,6 +33,10 @@ pub struct Way {
     pub policy: PolicyChoice,
     /// What a pass computes.
     pub decoding: Decoding,
+    /// Steps in which a latent thought model infers the prompt's latents; with 0 they are drawn from the prior.
+    pub thinking: Option<usize>,
+    /// The seed of the latents' noise.
+    pub seed: u64,
 }
 
 /// A canvas that was filled.
@@ -82,6 +86,12 @@ impl Session {
         self.text()?.encode_chat(&turns).context("encode prompt")
     }
 
+    /// Whether the model fills masks, and not only what comes next.
+    #[must_use]
+    pub fn fills_gaps(&self) -> bool {
+        self.model.info.mask.is_some()
+    }
+
     /// Whether prompt and canvas fit the model.
     #[must_use]
     pub fn has_room(&self, prompt: usize, canvas: usize) -> bool {
@@ -105,6 +115,14 @@ impl Session {
             eos: EosPolicy::Stop,
             policy: way.policy,
             decoding: way.decoding,
+            seed: way.seed,
+            thinking: way.thinking.map(|steps| {
+                Box::new(Thinking {
+                    steps,
+                    start: None,
+                    returns_posterior: false,
+                })
+            }),
             ..Generate::greedy(self.model.id, prompt, canvas.len())
         };
         let request = Generate { canvas, ..request };

@@ -1,15 +1,16 @@
-//! What faster ways of answering cost in quality: the same requests with presets, or with policies and caches of one's
-//! own.
+//! What ways of answering do to quality: the same requests with presets, with policies and caches of one's own, or after
+//! some steps of thinking.
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use sluice_shared::{
     decoding::Decoding,
+    policy::PolicyChoice,
     preset::{Preset, ResolvedPreset},
 };
 
 use super::{
-    OnProgress, Scores, Settings,
+    EXAMPLES, Example, OnProgress, Scores, Settings,
     answer::Verdict,
     repeats::repeats,
     requests,
@@ -39,6 +40,9 @@ pub struct Row {
     pub way: String,
     /// Over all requests.
     pub scores: Scores,
+    /// The first answers as they are.
+    #[serde(default)]
+    pub examples: Vec<Example>,
 }
 
 /// Answers the requests in every way.
@@ -50,32 +54,35 @@ pub fn ways(
     threads: usize,
     on_progress: OnProgress<'_>,
 ) -> Result<Ways> {
-    let bundles = ways
-        .iter()
-        .map(|way| bundle(way))
-        .collect::<Result<Vec<_>>>()?;
+    let parsed: Vec<Way> = (ways.iter())
+        .map(|way| parse(way, settings))
+        .collect::<Result<_>>()?;
     let (asked, _) = requests(session, settings)?;
     let total = asked.len() * ways.len();
     let mut done = 0;
     let mut rows = Vec::new();
-    for (name, ResolvedPreset { policy, decoding }) in ways.iter().zip(bundles) {
+    for (name, way) in ways.iter().zip(parsed) {
         let mut scores = Scores::default();
+        let mut examples = Vec::new();
         for asked in &asked {
             on_progress(done, total);
             let way = Way {
-                block_length: settings.block_length,
                 steps: asked.canvas,
-                policy,
-                decoding,
+                seed: asked.number,
+                ..way.clone()
             };
             let canvas = vec![CanvasSlot::Masked; asked.canvas];
             let filled = session.fill(asked.prompt.clone(), canvas, &way)?;
             scores.add_filled(&Verdict::of(&asked.sample, &filled.text), &filled);
+            if examples.len() < EXAMPLES {
+                examples.push(Example::new(&asked.sample, filled.text));
+            }
             done += 1;
         }
         rows.push(Row {
             way: name.clone(),
             scores,
+            examples,
         });
     }
     on_progress(total, total);
@@ -98,12 +105,32 @@ pub fn ways(
     })
 }
 
-/// A preset, or a policy followed by as much as is given of a KV cache, a window or `all`, a canvas growth and a
-/// speculation, separated by blanks.
+/// `think N`, a preset, or a policy followed by as much as is given of a KV cache, a window or `all`, a canvas growth and
+/// a speculation, separated by blanks. Passes and seed are those of the request.
+fn parse(way: &str, settings: &Settings) -> Result<Way> {
+    let thinking = way.strip_prefix("think ").map(str::parse);
+    let thinking = thinking
+        .transpose()
+        .context("thinking takes a number of steps")?;
+    let ResolvedPreset { policy, decoding } = match (thinking, way.parse::<Preset>()) {
+        (Some(_), _) => ResolvedPreset {
+            policy: PolicyChoice::default(),
+            decoding: Decoding::default(),
+        },
+        (None, Ok(dial)) => dial.resolve(|_| false),
+        (None, Err(_)) => bundle(way)?,
+    };
+    Ok(Way {
+        block_length: settings.block_length,
+        steps: 1,
+        policy,
+        decoding,
+        thinking,
+        seed: 0,
+    })
+}
+
 fn bundle(way: &str) -> Result<ResolvedPreset> {
-    if let Ok(dial) = way.parse::<Preset>() {
-        return Ok(dial.resolve(|_| false));
-    }
     let mut words = way.split_whitespace();
     let policy = words.next().context("a way needs a policy")?;
     let policy = policy
@@ -131,6 +158,25 @@ fn bundle(way: &str) -> Result<ResolvedPreset> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::judge::Schedule;
+
+    fn way(words: &str) -> Result<Way> {
+        let settings = Settings {
+            prompts: 1,
+            seed: 1,
+            length: 128,
+            block_length: 32,
+            schedule: Schedule::Steps(128),
+        };
+        parse(words, &settings)
+    }
+
+    fn bundle(words: &str) -> Result<ResolvedPreset> {
+        let Way {
+            policy, decoding, ..
+        } = way(words)?;
+        Ok(ResolvedPreset { policy, decoding })
+    }
 
     #[test]
     fn a_way_is_a_position_of_the_dial_or_its_parts() {
@@ -153,10 +199,18 @@ mod tests {
         for wrong in [
             "",
             "quick",
+            "think",
+            "think much",
             "reference none x",
             "reference none all fixed none more",
         ] {
-            assert!(bundle(wrong).is_err(), "{wrong}");
+            assert!(way(wrong).is_err(), "{wrong}");
         }
+    }
+    #[test]
+    fn a_way_is_so_many_steps_of_thinking() {
+        let thinks = way("think 16").expect("steps");
+        assert_eq!(thinks.thinking, Some(16));
+        assert_eq!(way("reference").expect("a policy").thinking, None);
     }
 }
