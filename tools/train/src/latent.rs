@@ -124,6 +124,16 @@ impl Posterior {
         }
     }
 
+    /// The prior of so many texts.
+    #[must_use]
+    pub fn prior(config: &LatentThoughtConfig, texts: usize) -> Self {
+        let zeros = vec![0.0; texts * config.max_z_len * config.dim];
+        Self {
+            mean: zeros.clone(),
+            log_variance: zeros,
+        }
+    }
+
     /// The latents that a noise gives.
     #[must_use]
     pub fn latents(&self, noise: &[f32]) -> Vec<f32> {

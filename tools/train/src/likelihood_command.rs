@@ -106,7 +106,8 @@ fn tell_bound(
     options: &LikelihoodOptions,
     latent: &LatentOptions,
 ) -> Result<()> {
-    let found = bound::measure(model, data, options, latent, &latent.at(1.0))?;
+    let thinking = [0, latent.steps];
+    let found = bound::measure(model, data, options, latent, &latent.at(1.0), &thinking)?;
     println!(
         "{what}at most {:.4} nats for each held-out token (tokens {:.4}, latents {:.4}), {:.4} by {} samples\n\
          {what}answers: {:.4} nats for each token with latents of the prior, {:.4} after {} steps on the prompt",
@@ -115,8 +116,8 @@ fn tell_bound(
         found.kl,
         found.multi_sample,
         options.draws,
-        found.answer_prior,
-        found.answer_prompt,
+        found.answers[0],
+        found.answers[1],
         latent.steps
     );
     Ok(())

@@ -360,7 +360,7 @@ impl Trainer {
             kl_weight: 1.0,
             ..latent.at(schedule::done(&self.state.progress))
         };
-        let bound = bound::measure(model, &*self.data, &options, latent, &fast)?;
+        let bound = bound::measure(model, &*self.data, &options, latent, &fast, &[])?;
         Ok((Some(bound.evidence()), Some(bound.kl)))
     }
 }

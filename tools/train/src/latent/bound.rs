@@ -3,10 +3,9 @@
 //! All numbers are of fresh noise: what a posterior was fitted with never measures it. The evidence bound is above
 //! −log p(x), and so is the bound of several samples (Burda et al. 2016, arXiv 1509.00519), which is the tighter the more
 //! there are. Both are for a posterior that has seen the text. What a reader of the prompt can foresee of the answer is
-//! told apart, with the latents of the prior and with those learned from the prompt.
+//! told apart, with latents that were learned from the prompt in so many steps.
 
-use anyhow::{Context as _, Result};
-use candle_core::Tensor;
+use anyhow::Result;
 
 use super::{FastLearning, LatentOptions, Posterior, infer, seen, tensor};
 use crate::{
@@ -21,7 +20,7 @@ use crate::{
 };
 
 /// The measurement, in nats for each token, the prompt's included unless it says otherwise.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Bound {
     /// Negative log-likelihood given latents of the posterior, the mean of the samples.
     pub nll: f64,
@@ -29,10 +28,8 @@ pub struct Bound {
     pub kl: f64,
     /// The bound of several samples.
     pub multi_sample: f64,
-    /// Negative log-likelihood of an answer's tokens with latents of the prior.
-    pub answer_prior: f64,
-    /// The same with latents that were learned from the prompt.
-    pub answer_prompt: f64,
+    /// Negative log-likelihood of an answer's tokens, for each number of steps that was asked for.
+    pub answers: Vec<f64>,
     /// Tokens that were measured.
     pub tokens: f64,
     /// Of these, tokens of answers.
@@ -47,13 +44,15 @@ impl Bound {
     }
 }
 
-/// Measures held-out texts, one at a time; `options.draws` samples of each posterior.
+/// Measures held-out texts, one at a time; `options.draws` samples of each posterior. Answers are measured with latents that
+/// were learned from the prompt in each of the numbers of steps in `thinking`; none are latents of the prior.
 pub fn measure<'a>(
     model: &Model,
     source: impl Into<Source<'a>>,
     options: &LikelihoodOptions,
     latent: &LatentOptions,
     fast: &FastLearning,
+    thinking: &[usize],
 ) -> Result<Bound> {
     let ModelConfig::LatentThought(config) = &model.config else {
         anyhow::bail!("only a latent thought model has latent vectors");
@@ -69,7 +68,14 @@ pub fn measure<'a>(
             part: &part,
             samples: options.draws.max(1),
         };
-        text.measure(latent, fast, &mut random)
+        let mut found = text.measure(latent, fast, &mut random)?;
+        for &steps in thinking {
+            // The same noise for all, so that they differ by their steps alone.
+            let mut random = Random::new(options.seed ^ 0x7468_696e, *number);
+            let fast = FastLearning { steps, ..*fast };
+            found.answers.push(text.answer(latent, &fast, &mut random)?);
+        }
+        Ok(found)
     })?;
     let sum = |pick: fn(&Bound) -> f64| sums.iter().map(pick).sum::<f64>();
     let (tokens, answer_tokens) = (sum(|text| text.tokens), sum(|text| text.answer_tokens));
@@ -77,8 +83,9 @@ pub fn measure<'a>(
         nll: sum(|text| text.nll) / tokens,
         kl: sum(|text| text.kl) / tokens,
         multi_sample: sum(|text| text.multi_sample) / tokens,
-        answer_prior: sum(|text| text.answer_prior) / answer_tokens,
-        answer_prompt: sum(|text| text.answer_prompt) / answer_tokens,
+        answers: (0..thinking.len())
+            .map(|which| sums.iter().map(|text| text.answers[which]).sum::<f64>() / answer_tokens)
+            .collect(),
         tokens,
         answer_tokens,
     })
@@ -104,27 +111,27 @@ impl Text<'_> {
         fast: &FastLearning,
         random: &mut Random,
     ) -> Result<Bound> {
-        let initial = latent.initial_log_variance;
-        let infer = |part: &Part, random: &mut Random| {
-            infer(self.model, self.config, part, fast, initial, None, random)
-        };
-        let posterior = infer(self.part, random)?;
+        let posterior = self.infer(self.part, latent, fast, random)?;
         let [nll, multi_sample] = self.bounds(&posterior, random)?;
-        let prompt = self.part.prompts[0];
-        let from_prompt = infer(&seen(self.part, || true), random)?;
-        let prior = Posterior {
-            mean: vec![0.0; posterior.mean.len()],
-            log_variance: vec![0.0; posterior.mean.len()],
-        };
         Ok(Bound {
             nll,
             kl: posterior.kl(),
             multi_sample,
-            answer_prior: self.answer(&prior, prompt, random)?,
-            answer_prompt: self.answer(&from_prompt, prompt, random)?,
+            answers: Vec::new(),
             tokens: self.part.targets.len() as f64,
-            answer_tokens: (self.part.targets.len() - prompt) as f64,
+            answer_tokens: (self.part.targets.len() - self.part.prompts[0]) as f64,
         })
+    }
+
+    fn infer(
+        &self,
+        part: &Part,
+        latent: &LatentOptions,
+        fast: &FastLearning,
+        random: &mut Random,
+    ) -> Result<Posterior> {
+        let initial = latent.initial_log_variance;
+        infer(self.model, self.config, part, fast, initial, None, random)
     }
 
     /// Mean negative log-likelihood given samples of a posterior, and the bound of all of them together.
@@ -140,7 +147,7 @@ impl Text<'_> {
                 0.5 * (noise * noise + f64::from(*log_variance) - latent * latent)
             });
             let ratio: f64 = ratio.sum();
-            let cost: f64 = self.costs(latents)?.iter().sum();
+            let cost = self.cost(latents, 0)?;
             nll += cost / self.samples as f64;
             weights.push(ratio - cost);
         }
@@ -149,32 +156,42 @@ impl Text<'_> {
         Ok([nll, -(largest + (sum / self.samples as f64).ln())])
     }
 
-    /// Mean negative log-likelihood of the tokens after a prompt, given samples of a posterior.
-    fn answer(&self, posterior: &Posterior, prompt: usize, random: &mut Random) -> Result<f64> {
+    /// Mean negative log-likelihood of the tokens after the prompt, given samples of the posterior that was learned from it.
+    fn answer(
+        &self,
+        latent: &LatentOptions,
+        fast: &FastLearning,
+        random: &mut Random,
+    ) -> Result<f64> {
+        let prompt = self.part.prompts[0];
+        let posterior = match fast.steps {
+            0 => Posterior::prior(self.config, 1),
+            _ => self.infer(&seen(self.part, || true), latent, fast, random)?,
+        };
         let mut nll = 0.0;
         for _ in 0..self.samples {
-            let costs = self.costs(posterior.latents(&posterior.noise(random)))?;
-            nll += costs[prompt..].iter().sum::<f64>() / self.samples as f64;
+            let latents = posterior.latents(&posterior.noise(random));
+            nll += self.cost(latents, prompt)? / self.samples as f64;
         }
         Ok(nll)
     }
 
-    /// −log p of each token given latents.
-    pub fn costs(&self, latents: Vec<f32>) -> Result<Vec<f64>> {
+    /// −log p of the tokens from this one on, given latents.
+    pub fn cost(&self, latents: Vec<f32>, from: usize) -> Result<f64> {
         let latents = tensor(self.model, latents)?;
         let context = Context {
             pack: &self.part.pack,
             latents: Some(&latents),
         };
-        let logits = self
-            .model
-            .logits(&self.part.ids, context, &self.part.positions)?;
-        let targets = self.part.targets.iter().enumerate();
-        let costs = targets.map(|(row, target)| -> Result<f64> {
-            let logits: Tensor = logits.narrow(0, row, 1)?;
-            let cost = ops::cross_entropy(&logits, vec![*target], vec![1.0])?;
-            Ok(f64::from(cost.to_scalar::<f32>()?))
-        });
-        costs.collect::<Result<_>>().context("score tokens")
+        let Part {
+            ids,
+            positions,
+            targets,
+            ..
+        } = self.part;
+        let logits = self.model.logits(ids, context, positions)?;
+        let weights = (0..targets.len()).map(|row| if row < from { 0.0 } else { 1.0 });
+        let cost = ops::cross_entropy(&logits, targets.clone(), weights.collect())?;
+        Ok(f64::from(cost.to_scalar::<f32>()?))
     }
 }

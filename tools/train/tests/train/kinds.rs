@@ -207,7 +207,8 @@ fn latents_of_a_prompt_are_measured_apart_from_those_of_the_text() {
         threads: 2,
     };
     let fast = latent.at(1.0);
-    let found = bound::measure(&model, &vocabulary(), &likelihood, &latent, &fast).expect("bound");
+    let found =
+        bound::measure(&model, &vocabulary(), &likelihood, &latent, &fast, &[0, 2]).expect("bound");
     assert!(
         found.answer_tokens > 0.0 && found.answer_tokens < found.tokens,
         "{found:?}"
@@ -215,7 +216,8 @@ fn latents_of_a_prompt_are_measured_apart_from_those_of_the_text() {
     assert!(found.multi_sample <= found.evidence(), "{found:?}");
     // An untrained network guesses, whatever its latents are.
     let guessing = (VOCABULARY as f64).ln();
-    for nats in [found.nll, found.answer_prior, found.answer_prompt] {
+    assert_eq!(found.answers.len(), 2);
+    for nats in [found.nll].iter().chain(&found.answers) {
         assert!((nats - guessing).abs() < 1.0, "{found:?}");
     }
     let batch = Batch::draw(&options.batch, &vocabulary(), 0).expect("draw");

@@ -149,7 +149,7 @@ fn the_bound_with_fresh_noise_is_above_the_exact_likelihood_and_with_the_fitted_
     let cost = |latent: f64| -> f64 {
         let mut latents = vec![0.0; config.dim];
         latents[0] = latent as f32;
-        text(1).costs(latents).expect("costs").iter().sum()
+        text(1).cost(latents, 0).expect("cost")
     };
     // Brute force over the one channel that counts: the integral of p(x | z) N(z; 0, 1).
     let step = 0.02;
@@ -165,10 +165,7 @@ fn the_bound_with_fresh_noise_is_above_the_exact_likelihood_and_with_the_fitted_
         kl_weight: 1.0,
         weight_decay: 0.0,
     };
-    let prior = || Posterior {
-        mean: vec![0.0; config.dim],
-        log_variance: vec![0.0; config.dim],
-    };
+    let prior = || Posterior::prior(&config, 1);
     let mut random = Random::new(7, 0);
     let mut fitted = prior();
     fitted
