@@ -10,15 +10,20 @@
 //! o = σ/√(σ² + 1), i = 1/√(σ² + 1), and F is the network.
 
 pub mod command;
+pub mod comparison;
 pub mod training;
 
-use std::{collections::BTreeMap, path::Path};
+use std::{
+    collections::{BTreeMap, HashMap},
+    path::Path,
+};
 
 use anyhow::{Context, Result, ensure};
 use candle_core::{DType, Device, Tensor, Var};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde::{Deserialize, Serialize};
 
+use self::training::PriorOptions;
 use crate::{
     file,
     ops::{self, Activation, Pack},
@@ -30,6 +35,9 @@ use crate::{
 pub const WEIGHTS_NAME: &str = "prior.safetensors";
 /// The name of the shape in the folder of a model.
 pub const CONFIG_NAME: &str = "prior.json";
+
+/// The key of how it was trained, in the metadata of the weights.
+const ORIGIN_KEY: &str = "training";
 
 /// Added to variances before their root is taken.
 const EPSILON: f32 = 1e-6;
@@ -54,6 +62,15 @@ pub struct PriorConfig {
 }
 
 impl PriorConfig {
+    /// Number of weights.
+    #[must_use]
+    pub fn parameters(&self) -> usize {
+        let tensors = self.tensors().into_iter();
+        tensors
+            .map(|(_, shape)| shape.iter().product::<usize>())
+            .sum()
+    }
+
     /// Every tensor, in order.
     #[must_use]
     pub fn tensors(&self) -> Vec<(String, Vec<usize>)> {
@@ -97,10 +114,22 @@ impl Rule for PriorConfig {
     }
 }
 
+/// How a prior was trained; the metadata of its file has it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Origin {
+    /// How.
+    #[serde(flatten)]
+    pub options: PriorOptions,
+    /// Posteriors that it was trained on.
+    pub posteriors: usize,
+}
+
 /// A prior with trainable weights.
 pub struct Prior {
     /// Its shape.
     pub config: PriorConfig,
+    /// How it was trained, if it was and its file says so.
+    pub origin: Option<Origin>,
     variables: Vec<(String, Var)>,
     tensors: BTreeMap<String, Tensor>,
 }
@@ -170,6 +199,7 @@ impl Prior {
         }
         Ok(Self {
             config,
+            origin: None,
             variables,
             tensors,
         })
@@ -300,7 +330,10 @@ impl Prior {
             ))
         });
         let views = views.collect::<Result<Vec<_>>>()?;
-        let metadata = [("format".to_owned(), "pt".to_owned())].into();
+        let mut metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+        if let Some(origin) = &self.origin {
+            metadata.insert(ORIGIN_KEY.to_owned(), serde_json::to_string(origin)?);
+        }
         file::replace(
             &folder.join(WEIGHTS_NAME),
             safetensors::serialize(views, Some(metadata))?,
@@ -328,7 +361,18 @@ impl Prior {
             Ok((name, values.collect()))
         });
         let weights = weights.collect::<Result<_>>()?;
-        Self::from_weights(config, weights)
+        let (_, header) = SafeTensors::read_metadata(&file).context("read the prior's header")?;
+        let origin = header
+            .metadata()
+            .as_ref()
+            .and_then(|all| all.get(ORIGIN_KEY));
+        let origin = origin.map(|text| serde_json::from_str(text));
+        Ok(Self {
+            origin: origin
+                .transpose()
+                .context("read how the prior was trained")?,
+            ..Self::from_weights(config, weights)?
+        })
     }
 }
 

@@ -2,8 +2,9 @@
 
 use anyhow::{Context, Result, ensure};
 use candle_core::{Device, Tensor};
+use serde::{Deserialize, Serialize};
 
-use super::{Prior, PriorConfig};
+use super::{Origin, Prior, PriorConfig};
 use crate::{
     latent::posteriors::Posteriors,
     optimizer::{Optimizer, OptimizerOptions},
@@ -17,7 +18,7 @@ const LOG_NOISE: [f64; 2] = [-1.2, 1.2];
 const WARM_UP_STEPS: u64 = 50;
 
 /// How a prior is trained.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PriorOptions {
     /// Steps.
     pub steps: u64,
@@ -91,7 +92,13 @@ pub fn train(
         .collect();
     weights.insert("mean".to_owned(), mean);
     weights.insert("deviation".to_owned(), deviation);
-    Prior::from_weights(config, weights)
+    Ok(Prior {
+        origin: Some(Origin {
+            options: options.clone(),
+            posteriors: count,
+        }),
+        ..Prior::from_weights(config, weights)?
+    })
 }
 
 /// Mean and standard deviation of each element over samples of all posteriors.
