@@ -1,15 +1,23 @@
-//! The model card: what the model is, how it was made, how good it was found to be, and what it looks like at work.
+//! The model card: what the model is, how it was made, how good it was found to be, and what it looks like at work. A
+//! module for each kind of model; here is what their cards share.
 
+mod autoregressive;
 pub mod command;
+mod diffusion;
+mod latent_thought;
 pub mod picture;
 
-use std::fmt::Write;
-
 use crate::{
-    judge::{Example, Judgement, Schedule, curve::Curve, report},
+    config::ModelConfig,
+    judge::{Example, Judgement},
     objective::Objective,
     progress::Progress,
     quantization::QuantizationOptions,
+};
+
+pub use self::{
+    autoregressive::Findings as AutoregressiveFindings, diffusion::Findings as DiffusionFindings,
+    latent_thought::Findings as LatentThoughtFindings,
 };
 
 /// The picture of loss against tokens, beside the card.
@@ -17,17 +25,27 @@ pub const LOSS_PICTURE: &str = "loss.svg";
 /// The picture of quality against tokens a pass.
 pub const QUALITY_PICTURE: &str = "quality.svg";
 
+/// How the commands on a card begin.
+const PROGRAM: &str = "cargo run --release -p sluice-train --";
+
 /// The contents of the model card.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Facts {
     /// The run that trained the model.
     pub run: Run,
-    /// A run of the same network on the same text that reads from left to right.
-    pub yardstick: Option<Run>,
-    /// The judgement of its answers.
-    pub judgement: Judgement,
-    /// Its quality against tokens a pass.
-    pub curve: Curve,
+    /// What was found about it.
+    pub findings: Findings,
+}
+
+/// What was found about a model, by its kind.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Findings {
+    /// A masked diffusion model.
+    Diffusion(Box<DiffusionFindings>),
+    /// An autoregressive model.
+    Autoregressive(Box<AutoregressiveFindings>),
+    /// A latent thought model.
+    LatentThought(Box<LatentThoughtFindings>),
 }
 
 /// A training run that has come to an end.
@@ -37,7 +55,7 @@ pub struct Run {
     pub progress: Progress,
     /// Entries of the tokenizer, special tokens included.
     pub vocabulary: usize,
-    /// Nats for each held-out answer token.
+    /// Nats for each held-out answer token; of a latent thought model the evidence bound for each held-out token.
     pub held_out: f64,
     /// The same with the weights of the level that it was trained for, if it was.
     pub held_out_rounded: Option<f64>,
@@ -48,43 +66,27 @@ pub struct Run {
 /// The text of the model card, in Markdown.
 #[must_use]
 pub fn text(facts: &Facts) -> String {
-    let sections = [
-        introduction(&facts.run.progress),
-        making(facts),
-        data(),
-        training(facts),
-        judgement(&facts.judgement),
-        curve(&facts.curve),
-        examples(&facts.judgement),
-        LIMITS.to_owned(),
-        LICENCE.to_owned(),
-    ];
-    sections.join("\n")
+    match &facts.findings {
+        Findings::Diffusion(found) => diffusion::text(&facts.run, found),
+        Findings::Autoregressive(found) => autoregressive::text(&facts.run, found),
+        Findings::LatentThought(found) => latent_thought::text(&facts.run, found),
+    }
 }
 
-fn introduction(progress: &Progress) -> String {
-    let config = &progress.config;
+/// The sections of a card, and those that end every card.
+fn joined<const COUNT: usize>(sections: [String; COUNT]) -> String {
+    sections.join("\n") + "\n" + LIMITS + "\n" + LICENCE
+}
+
+/// What a page of models reads, and the title.
+fn header(title: &str) -> String {
+    format!("---\nlicense: apache-2.0\nlanguage: en\n---\n\n# {title}\n")
+}
+
+fn shape(config: &ModelConfig) -> String {
     format!(
-        "---
-license: apache-2.0
-language: en
----
-
-# A small demonstration model
-
-A masked-diffusion language model with {parameters:.1} million parameters in the shape of LLaDA
-([arXiv 2502.09992](https://arxiv.org/abs/2502.09992)): {layers} blocks, width {width}, {heads} heads,
-{mlp} wide inside the gated layers, {vocabulary} embedding rows, {length} positions at most, weights in BF16. It tells very
-short children's stories, and it is here to show Sluice at work without a download.
-
-It can be asked for a story about somebody or something, for one with given words or a given beginning, for the rest of
-a story, a missing sentence, a short form, the same story with another hero, and for answers to questions about a story.
-With tokens pinned on both sides it fills what is open between them.
-
-Good questions: \"Tell me a story about Mia and a lost kite.\", \"Write a story with these words: Theo, fox, lake.\",
-\"Tell me a bedtime story about a girl named Greta who wants a drum.\", \"Who are you?\"
-",
-        parameters = config.parameters() as f64 / 1e6,
+        "{layers} blocks, width {width}, {heads} heads,
+{mlp} wide inside the gated layers, {vocabulary} embedding rows, {length} positions at most, weights in BF16",
         layers = config.layers(),
         width = config.width(),
         heads = config.heads(),
@@ -94,60 +96,43 @@ Good questions: \"Tell me a story about Mia and a lost kite.\", \"Write a story 
     )
 }
 
-fn making(facts: &Facts) -> String {
-    let judged = &facts.judgement.settings;
-    let curve = &facts.curve.settings;
-    let program = "cargo run --release -p sluice-train --";
-    let mut commands = train_command(program, "run", &facts.run);
-    let mut yardstick = "";
-    if let Some(run) = &facts.yardstick {
-        commands += &train_command(program, "yardstick", run);
-        yardstick = " --yardstick yardstick";
-    }
-    let schedule = match judged.schedule {
-        Schedule::Steps(steps) => format!("--steps {steps}"),
-        Schedule::Threshold(confidence) => format!("--threshold {confidence}"),
-        Schedule::Factor(factor) => format!("--factor {factor}"),
-    };
+/// Bytes of the weights in BF16, in words.
+fn megabytes(config: &ModelConfig) -> String {
+    format!("{:.1} MB", 2.0 * config.parameters() as f64 / 1e6)
+}
+
+const ASKING: &str = "It can be asked for a story about somebody or something, for one with given words or a given beginning, for the rest of
+a story, a missing sentence, a short form, the same story with another hero, and for answers to questions about a story.";
+
+fn making(run: &Run, commands: &str) -> String {
     format!(
         "## How it was made
 
 ```
-{commands}{program} export --checkpoint run --output daemon/model
-{program} judge --model daemon/model --json \\
-    --prompts {prompts} --seed {seed} --length {length} --block-length {block_length} {schedule} > judge.json
-{program} judge --model daemon/model --json --curve \\
-    --prompts {curve_prompts} --seed {curve_seed} --length {curve_length} --block-length {curve_block} > curve.json
-{program} card --checkpoint run --model daemon/model \\
-    --judgement judge.json --curve curve.json --samples {samples}{yardstick}
-```
+{commands}```
 
 {origin}
 ",
-        origin = origin(&facts.run.progress),
-        prompts = judged.prompts,
-        seed = judged.seed,
-        length = judged.length,
-        block_length = judged.block_length,
-        curve_prompts = curve.prompts,
-        curve_seed = curve.seed,
-        curve_length = curve.length,
-        curve_block = curve.block_length,
-        samples = facts.run.samples,
+        origin = origin(&run.progress),
     )
 }
 
 /// What decides the weights besides the commands.
 fn origin(progress: &Progress) -> String {
+    let [first, drawn] = match progress.batch.objective {
+        Objective::Diffusion => ["text, masks", "Text and masks follow"],
+        Objective::Autoregressive => ["text", "Text follows"],
+        Objective::Latent => ["text, noise", "Text and noise follow"],
+    };
     let mut text = match &progress.began_with {
-        None => "Tokenizer, text, masks and initial weights all follow from the seed, and so do the requests by which it is \
-judged; there
+        None => format!(
+            "Tokenizer, {first} and initial weights all follow from the seed, and so do the requests by which it is judged; there
 is no other source of data."
-            .to_owned(),
+        ),
         Some(weights) => format!(
             "`BEFORE` is the model before this one, with the weights {weights}; shape and tokenizer are its own. It was trained
 in the same way, and the first of the line from a seed alone; the project's history has the cards of those that were
-published. Text and masks follow from the seed, and so do the requests by which it is judged; there is no other source
+published. {drawn} from the seed, and so do the requests by which it is judged; there is no other source
 of data."
         ),
     };
@@ -161,34 +146,56 @@ of data."
 }
 
 /// The command with everything that decides the weights, also where it is the default: defaults change.
-fn train_command(program: &str, output: &str, run: &Run) -> String {
+fn train_command(output: &str, run: &Run) -> String {
     let Run {
         progress,
         vocabulary,
         ..
     } = run;
     let Progress { config, batch, .. } = progress;
-    let objective = match batch.objective {
-        Objective::Diffusion => "",
-        Objective::Autoregressive => " --objective autoregressive",
-        Objective::Latent => " --objective latent",
+    let kind = match config {
+        ModelConfig::Rwkv7(_) => " --model rwkv7",
+        ModelConfig::LatentThought(_) => " --model ltm",
+        ModelConfig::Transformer(_) => match batch.objective {
+            Objective::Autoregressive => " --objective autoregressive",
+            _ => "",
+        },
     };
     let until = match progress.seconds_planned {
         Some(seconds) => format!("--seconds {seconds}"),
         None => format!("--steps {}", progress.steps_planned),
     };
-    // With weights of another model, shape and tokenizer are that model's and cannot be chosen.
     // Of another model come shape and tokenizer, too.
-    let shape = match &progress.began_with {
+    let mut shape = match &progress.began_with {
         Some(_) => " --from BEFORE".to_owned(),
         None => format!(
-            " --vocabulary {vocabulary} --layers {} --width {} --mlp {} --heads {}",
+            " --sequence-length {} --vocabulary {vocabulary} --layers {} --width {} --mlp {} --heads {}",
+            config.length_max(),
             config.layers(),
             config.width(),
             config.inner(),
             config.heads()
         ),
     };
+    if let (ModelConfig::LatentThought(config), None) = (config, &progress.began_with) {
+        shape += &format!(
+            " \\\n    --window {} --latents-per-layer {}",
+            config.window_size,
+            config.latents_per_layer()
+        );
+    }
+    if let Some(latent) = &progress.latent {
+        shape += &format!(
+            " \\\n    --fast-steps {} --fast-learning-rate {} --fast-learning-rate-last {} \\
+    --initial-log-variance {} --kl-warm-up {} --prefix-share {}",
+            latent.steps,
+            latent.first_rate,
+            latent.last_rate,
+            latent.initial_log_variance,
+            latent.kl_warm_up,
+            latent.prefix_share
+        );
+    }
     let quantization = match &progress.quantization {
         None => String::new(),
         Some(QuantizationOptions {
@@ -201,7 +208,7 @@ fn train_command(program: &str, output: &str, run: &Run) -> String {
         ),
     };
     format!(
-        "{program} train --output {output}{objective} --seed {} {until} \\
+        "{PROGRAM} train --output {output}{kind} --seed {} {until} \\
     --learning-rate {} --warm-up-steps {} --exercise-steps {} --length-warm-up-steps {} \\
     --parts {} --part-tokens {}{shape}{quantization}\n",
         batch.seed,
@@ -233,175 +240,81 @@ another.
     .to_owned()
 }
 
-fn training(facts: &Facts) -> String {
+/// How long it was trained, and how likely held-out text is to it.
+fn training(run: &Run, likelihood: &str) -> String {
     let Progress {
         step,
         steps_planned,
         tokens,
         train_seconds,
         ..
-    } = facts.run.progress;
-    let planned = if step == steps_planned || facts.run.progress.seconds_planned.is_some() {
+    } = run.progress;
+    let planned = if step == steps_planned || run.progress.seconds_planned.is_some() {
         String::new()
     } else {
         format!(" of {steps_planned} planned")
     };
-    let mut text = format!(
+    format!(
         "## Training
 
 {step} steps{planned}, {millions:.1} million tokens (prompts and padding included), {minutes:.0} minutes,
 {speed:.0} tokens a second.
 
-| | nats for each held-out answer token |
-|---|---:|
-| this model, upper bound | {held_out:.3} |
+{likelihood}
+
+![Training loss and held-out likelihood against training tokens]({LOSS_PICTURE})
 ",
         millions = tokens as f64 / 1e6,
         minutes = train_seconds / 60.0,
         speed = tokens as f64 / train_seconds,
-        held_out = facts.run.held_out,
-    );
-    if let (Some(quantization), Some(nats)) =
-        (&facts.run.progress.quantization, facts.run.held_out_rounded)
-    {
-        let level = quantization.level;
-        writeln!(
-            text,
-            "| this model at level `{level}`, upper bound | {nats:.3} |"
-        )
-        .expect("a string takes everything");
-    }
-    if let Some(yardstick) = &facts.yardstick {
-        let progress = &yardstick.progress;
-        writeln!(
-            text,
-            "| the yardstick after {:.1} million tokens, exact | {:.3} |",
-            progress.tokens as f64 / 1e6,
-            yardstick.held_out
-        )
-        .expect("a string takes everything");
-    }
-    write!(
-        text,
-        "
-Measured on {} held-out samples. For a masked-diffusion model this is an estimate of an upper bound of the negative
-log-likelihood (arXiv 2502.09992, equation 14), the padding of the canvas included; the true value may be lower.",
-        facts.run.samples
     )
-    .expect("a string takes everything");
-    if let Some(yardstick) = &facts.yardstick {
-        let millions = yardstick.progress.config.parameters() as f64 / 1e6;
-        write!(
-            text,
-            " The
-yardstick is an autoregressive network with {millions:.1} million parameters, trained on text from the same generator.
-Its number is exact, so the two are not alike, and a higher one for this model does not say by how much it is worse."
-        )
-        .expect("a string takes everything");
-    }
-    if let Some(quantization) = &facts.run.progress.quantization {
-        write!(
-            text,
-            "
-
-The last {share:.0} % of the run computed with the weights that level `{level}` deploys, at a tenth of the learning
-rate, so that the model loses less at that level (quantization-aware training, docs/demonstration-model.md).",
-            share = 100.0 * quantization.share,
-            level = quantization.level,
-        )
-        .expect("a string takes everything");
-    }
-    text += &format!(
-        "\n\n![Training loss and held-out likelihood against training tokens]({LOSS_PICTURE})\n"
-    );
-    text
 }
 
-fn judgement(judgement: &Judgement) -> String {
-    let settings = &judgement.settings;
-    let left_out = match judgement.left_out {
-        0 => String::new(),
-        count => format!(" {count} were left out because they did not fit the model."),
-    };
-    format!(
-        "## Quality
-
-The engine of Sluice answers the first {prompts} held-out requests of seed {seed} at temperature 0, in blocks of
-{block_length} positions. A program judges the answers.{left_out}
-
-{answers}
-- *names kept, words kept*: the answer has all the names, and all the words (names, animals, things, places, helpers),
+/// What the columns of a judgement mean.
+const MEASURES: &str = "- *names kept, words kept*: the answer has all the names, and all the words (names, animals, things, places, helpers),
   that it needs. Of the answers to questions, *words kept* says how many name what was asked for.
 - *no stranger*: it names nobody who does not belong there. The rule finds fault with about one in a hundred right
   stories; the last row says with how many of these.
 - *sentences whole, all whole*: the language can produce the sentence; all sentences of the answer.
 - *flawless*: all sentences are whole, and it names all whom it should and nobody else.
-- *stops*: it ends before its canvas is full.
+- *stops*: it ends by itself, before its room is full.
 - *right*: it is the expected answer, letter by letter. Of summaries there are several, and of missing sentences often,
   so nothing can reach 100 % there; of answers to questions there is hardly another one.
+";
 
-The canvas has {length} positions, or the next multiple of that if the right answer needs more.
-{effort}.
-
-Gaps in held-out stories, with everything before and after pinned; the request says only \"Tell me a story.\":
-
-{gaps}
-- *text whole*: every sentence of the text is whole afterwards.
-- *consistent*: the text is whole, and no person, animal, thing, place or helper comes up in the gap that stands nowhere
-  else in it.
-- *the very words*: the gap is as it was before. For a word this is what should be; for a sentence there are others.
-",
-        prompts = settings.prompts,
-        seed = settings.seed,
-        block_length = settings.block_length,
-        length = settings.length,
-        answers = report::answers(judgement).markdown(),
-        gaps = report::gaps(judgement).markdown(),
-        effort = capital(&report::effort(judgement)),
-    )
+fn left_out(requests: usize) -> String {
+    match requests {
+        0 => String::new(),
+        count => format!(" {count} were left out because they did not fit the model."),
+    }
 }
 
-fn curve(curve: &Curve) -> String {
-    format!(
-        "## Quality against speed
-
-The first {prompts} held-out requests of seed {seed}, answered with the reference schedule of LLaDA at a given number of
-tokens a pass and with the threshold policy of Fast-dLLM ([arXiv 2505.22618](https://arxiv.org/abs/2505.22618)), which
-commits all tokens of at least the given confidence. Tokens a pass are those of the text; padding is not counted. Passes
-and seconds are for one answer, on {threads} threads.
-
-{table}
-![Quality against tokens a pass]({QUALITY_PICTURE})
-",
-        prompts = curve.settings.prompts,
-        seed = curve.settings.seed,
-        threads = curve.threads,
-        table = report::curve(curve).markdown(),
-    )
-}
-
-fn examples(judgement: &Judgement) -> String {
+fn examples(judgement: &Judgement, how: &str) -> String {
     let mut text = format!(
         "## Samples
 
-The first {} requests of the judgement and their answers ({}), not selected.
+The first {} requests of the judgement and their answers ({how}), not selected.
 ",
         judgement.examples.len(),
-        judgement.settings.schedule_in_words(),
     );
     for (number, example) in judgement.examples.iter().enumerate() {
-        write!(text, "\n{}", quoted(number + 1, example)).expect("a string takes everything");
+        let answers = [("The model".to_owned(), example.answer.as_str())];
+        text += &format!("\n{}", quoted(number + 1, example, &answers));
     }
     text
 }
 
-fn quoted(number: usize, example: &Example) -> String {
+/// A request, and answers with who gave them.
+fn quoted(number: usize, example: &Example, answers: &[(String, &str)]) -> String {
     let mut text = format!("**{number}.** *{}*\n\n", example.task);
     for message in &example.messages {
         let role = capital(&message.role);
         text += &format!("> **{role}:** {}\n>\n", verbatim(&message.content));
     }
-    text + &format!("> **The model:** {}\n", verbatim(&example.answer))
+    let answers: Vec<String> = (answers.iter())
+        .map(|(who, answer)| format!("> **{who}:** {}\n", verbatim(answer)))
+        .collect();
+    text + &answers.join(">\n")
 }
 
 /// Text inside a quote that Markdown leaves as it is.

@@ -24,6 +24,7 @@ use crate::{
         rate::Rate,
     },
     log::Entry,
+    objective::Objective,
 };
 
 const SIZE: (u32, u32) = (860, 440);
@@ -41,31 +42,46 @@ const INK: RGBColor = RGBColor(40, 40, 40);
 const GRID: RGBColor = RGBColor(228, 228, 228);
 
 /// Loss in training and on held-out text against tokens. The loss falls far, so its axis is logarithmic.
-pub fn loss(log: &[Entry], yardstick: Option<&[Entry]>) -> Result<String> {
-    let millions = |entry: &Entry| entry.tokens as f64 / 1e6;
-    let held_out = |entries: &[Entry]| -> Vec<(f64, f64)> {
+pub fn loss(objective: Objective, log: &[Entry], yardstick: Option<&[Entry]>) -> Result<String> {
+    let points = |entries: &[Entry], value: fn(&Entry) -> Option<f64>| -> Vec<(f64, f64)> {
         let measured = entries.iter();
         measured
-            .filter_map(|entry| Some((millions(entry), entry.held_out?)))
+            .filter_map(|entry| Some((entry.tokens as f64 / 1e6, value(entry)?)))
             .collect()
     };
-    let training: Vec<_> = log
-        .iter()
-        .map(|entry| (millions(entry), entry.loss))
-        .collect();
+    let [training, held_out] = match objective {
+        Objective::Diffusion => [
+            ["training,", "masked tokens"],
+            ["held-out answers,", "upper bound"],
+        ],
+        Objective::Autoregressive => [
+            ["training,", "answer tokens"],
+            ["held-out answers,", "exact"],
+        ],
+        Objective::Latent => [
+            ["training,", "evidence bound"],
+            ["held-out texts,", "evidence bound"],
+        ],
+    };
     let mut lines = vec![
-        ("training,", "masked tokens", GRAY, 1, training),
-        ("held-out answers,", "upper bound", BLUE, 2, held_out(log)),
+        (training, GRAY, 1, points(log, |entry| Some(entry.loss))),
+        (
+            ["of it latents,", "KL divergence"],
+            GREEN,
+            1,
+            points(log, |entry| entry.kl),
+        ),
+        (held_out, BLUE, 2, points(log, |entry| entry.held_out)),
     ];
     if let Some(yardstick) = yardstick {
         lines.push((
-            "the yardstick on",
-            "the same, exact",
+            ["the yardstick on", "the same, exact"],
             ORANGE,
             2,
-            held_out(yardstick),
+            points(yardstick, |entry| entry.held_out),
         ));
     }
+    lines.retain(|(.., points)| !points.is_empty());
     let all = || lines.iter().flat_map(|(.., points)| points);
     let right = all().map(|(x, _)| *x).fold(0.1, f64::max);
     let low = all().map(|(_, y)| *y).fold(1.0, f64::min);
@@ -90,12 +106,12 @@ pub fn loss(log: &[Entry], yardstick: Option<&[Entry]>) -> Result<String> {
             "nats a token",
             "",
         )?;
-        for (label, more, colour, width, points) in lines {
+        for (label, colour, width, points) in lines {
             let style = ShapeStyle::from(&colour).stroke_width(width);
             chart
                 .draw_series(LineSeries::new(points, style))
                 .map_err(failed)?;
-            keys.line(&[label, more], style)?;
+            keys.line(&label, style)?;
         }
         area.present().map_err(failed)?;
     }

@@ -148,6 +148,102 @@ fn a_model_is_judged_by_the_engine_and_described() {
     assert!(!start(folder, &card).status.success());
 }
 
+/// Trains a small network of a kind for three steps, and exports it.
+fn export_kind(folder: &Path, kind: &[&str]) {
+    fs::create_dir(folder.join("run")).expect("folder");
+    Vocabulary::train(1, 512, 500)
+        .and_then(|vocabulary| vocabulary.save(&folder.join("run/tokenizer.json")))
+        .expect("tokenizer");
+    let train = "train --output run --layers 1 --width 64 --mlp 64 --steps 3 --part-tokens 200 --evaluate-steps 0 \
+                 --report-steps 1 --exercise-steps 0 --length-warm-up-steps 0";
+    let train: Vec<&str> = train.split_whitespace().collect();
+    run(folder, &[&train[..], kind].concat());
+    run(
+        folder,
+        &["export", "--checkpoint", "run", "--output", "model"],
+    );
+}
+
+/// Judges with these options, and writes the card.
+fn describe(folder: &Path, options: &[&str]) -> String {
+    let judge = ["judge", "--model", "model", "--json", "--prompts", "12"];
+    let judgement = run(folder, &[&judge[..], options].concat());
+    fs::write(folder.join("judge.json"), judgement).expect("write");
+    let card =
+        "card --checkpoint run --model model --judgement judge.json --samples 4 --prior-samples 4";
+    run(folder, &card.split(' ').collect::<Vec<_>>());
+    assert!(folder.join("model/loss.svg").exists());
+    fs::read_to_string(folder.join("model/README.md")).expect("read card")
+}
+
+#[test]
+fn an_autoregressive_model_is_judged_without_gaps_and_described() {
+    let folder = tempfile::tempdir().expect("folder");
+    let folder = folder.path();
+    export_kind(folder, &["--model", "rwkv7"]);
+
+    let card = describe(folder, &["--length", "64"]);
+
+    assert!(card.contains("in the shape of RWKV-7"), "{card}");
+    let judged = fs::read(folder.join("judge.json")).expect("read");
+    let judged: Judgement = serde_json::from_slice(&judged).expect("understand");
+    assert_eq!(judged.overall.answers, 12);
+    assert_eq!(judged.word_gaps.effort.texts, 0);
+    // The engine is asked to think, and refuses.
+    let think = ["judge", "--model", "model", "--way", "think 3"];
+    let refused = start(folder, &think);
+    let complaint = String::from_utf8_lossy(&refused.stderr);
+    assert!(complaint.contains("latent"), "{complaint}");
+    // A curve is of masked diffusion models.
+    let card = "card --checkpoint run --model model --judgement judge.json --curve judge.json";
+    let refused = start(folder, &card.split(' ').collect::<Vec<_>>());
+    let complaint = String::from_utf8_lossy(&refused.stderr);
+    assert!(
+        !refused.status.success() && complaint.contains("masked diffusion"),
+        "{complaint}"
+    );
+}
+
+#[test]
+fn a_latent_thought_model_is_described_by_what_thinking_does_and_by_its_prior() {
+    let folder = tempfile::tempdir().expect("folder");
+    let folder = folder.path();
+    let sizes = "--model ltm --window 4 --latents-per-layer 2 --fast-steps 2 --sequence-length 256";
+    export_kind(folder, &sizes.split(' ').collect::<Vec<_>>());
+    for command in [
+        "posteriors --checkpoint run --count 8 --output posteriors.safetensors",
+        "prior --model model --posteriors posteriors.safetensors --steps 2 --texts 4 --width 16 --layers 1 --heads 2",
+    ] {
+        run(folder, &command.split(' ').collect::<Vec<_>>());
+    }
+
+    let ways = ["--length", "64", "--way", "think 0", "--way", "think 3"];
+    let card = describe(folder, &ways);
+
+    for expected in [
+        "--steps 2 --texts 4 --learning-rate 0.001 --width 16 --layers 1 --heads 2",
+        "posteriors --checkpoint run --count 8",
+        "## What thinking does",
+        "| 0  ",
+        "| 3  ",
+        "`dpm-solver-pp-2m`, 10 steps",
+        "`heun`, 50 steps",
+        "> **Think 3:**",
+    ] {
+        assert!(
+            card.contains(expected),
+            "{expected:?} is missing in\n{card}"
+        );
+    }
+    let judged = fs::read(folder.join("judge.json")).expect("read");
+    let judged: Ways = serde_json::from_slice(&judged).expect("understand");
+    let [before, after] = &judged.rows[..] else {
+        panic!("two ways were asked for");
+    };
+    assert_eq!([before.examples.len(), after.examples.len()], [12; 2]);
+    assert_eq!([&before.way[..], &after.way], ["think 0", "think 3"]);
+}
+
 #[test]
 fn the_engine_reads_a_conversation_as_training_wrote_it() {
     let folder = tempfile::tempdir().expect("folder");
