@@ -18,6 +18,8 @@ mod words;
 
 use std::process::ExitCode;
 
+use model::Kind;
+
 const HELP: &str = "\
 Usage: cargo xtask COMMAND
 
@@ -25,6 +27,8 @@ Usage: cargo xtask COMMAND
   demo OPTIONS [-- PROMPT]
                          the same with options of `sluice generate`, such as --policy threshold:t=0.6
   model [--yardstick]    makes the demonstration model: training, judgement, model card; an hour or more
+  model rwkv7            the same for a small RWKV-7, in target/model/rwkv7; about twenty minutes
+  model ltm              the same for a small latent thought model with its prior, in target/model/ltm
   pictures [NAME ...]    draws the pictures in docs/pictures: the client on a terminal, with a daemon of its own
   ci [--without-tests]   runs everything that CI runs, and stops at the first failure
   soak                   runs what takes too long for that: hostile bytes, load, sanitizer, emulated processors
@@ -59,8 +63,10 @@ fn main() -> ExitCode {
         ["demo", option, ..] if option.starts_with('-') && !is_help(option) => {
             demo::run(&words[1..], demo::PROMPT)
         }
-        ["model"] => model::run(false),
-        ["model", "--yardstick"] => model::run(true),
+        ["model"] => model::run(Kind::Diffusion { yardstick: false }),
+        ["model", "--yardstick"] => model::run(Kind::Diffusion { yardstick: true }),
+        ["model", "rwkv7"] => model::run(Kind::Rwkv7),
+        ["model", "ltm"] => model::run(Kind::LatentThought),
         ["pictures", ref names @ ..] if !names.iter().any(|name| name.starts_with('-')) => {
             pictures::run(names)
         }

@@ -1,4 +1,4 @@
-//! `cargo model`: the demonstration model from nothing but a seed. Killed at any time, it goes on where it was.
+//! `cargo model`: the demonstration models from nothing but a seed. Killed at any time, training goes on where it was.
 
 use std::fs::File;
 use std::io;
@@ -10,10 +10,23 @@ use crate::system::{cargo, root};
 /// Checkpoints and judgements, below the repository.
 const FOLDER: &str = "target/model";
 
-/// Trains, exports, judges, and writes the card. With a yardstick, an autoregressive network is trained on as many
-/// steps to compare with.
-pub(crate) fn run(yardstick: bool) -> ExitCode {
-    match make(yardstick) {
+/// A kind of model.
+#[derive(Clone, Copy)]
+pub(crate) enum Kind {
+    /// The one inside the daemon. With a yardstick, an autoregressive network is trained on as many steps to compare with.
+    Diffusion { yardstick: bool },
+    /// RWKV-7.
+    Rwkv7,
+    /// A latent thought model, with a learned prior.
+    LatentThought,
+}
+
+/// Steps of thinking that are compared.
+const THINKING: [&str; 4] = ["think 0", "think 4", "think 16", "think 64"];
+
+/// Trains, exports, judges, and writes the card.
+pub(crate) fn run(kind: Kind) -> ExitCode {
+    match make(kind) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("model: {error}");
@@ -22,35 +35,103 @@ pub(crate) fn run(yardstick: bool) -> ExitCode {
     }
 }
 
-fn make(yardstick: bool) -> io::Result<()> {
-    let folder = root().join(FOLDER);
-    std::fs::create_dir_all(&folder)?;
-    let path = |name: &str| format!("{FOLDER}/{name}");
-    let (run, beside) = (path("run"), path("yardstick"));
-    let (judgement, curve) = (path("judge.json"), path("curve.json"));
-    let output = "daemon/model";
+fn make(kind: Kind) -> io::Result<()> {
+    match kind {
+        Kind::Diffusion { yardstick } => diffusion(yardstick),
+        Kind::Rwkv7 => Making::begin("rwkv7")?.rwkv7(),
+        Kind::LatentThought => Making::begin("ltm")?.latent_thought(),
+    }
+}
 
+fn diffusion(yardstick: bool) -> io::Result<()> {
+    let making = Making {
+        folder: FOLDER.to_owned(),
+        model: "daemon/model".to_owned(),
+    };
+    std::fs::create_dir_all(root().join(FOLDER))?;
+    let (run, beside) = (making.path("run"), making.path("yardstick"));
     done(&mut train(&["train", "--output", &run]))?;
     if yardstick {
         let objective = ["--objective", "autoregressive"];
         done(train(&["train", "--output", &beside]).args(objective))?;
     }
-    done(&mut train(&[
-        "export",
-        "--checkpoint",
-        &run,
-        "--output",
-        output,
-    ]))?;
-    let judge = ["judge", "--model", output, "--json"];
-    into_file(&mut train(&judge), &root().join(&judgement))?;
-    into_file(train(&judge).arg("--curve"), &root().join(&curve))?;
-    let mut card = train(&["card", "--checkpoint", &run, "--model", output]);
-    card.args(["--judgement", &judgement, "--curve", &curve]);
+    making.export()?;
+    let judgement = making.judge("judge.json", &[])?;
+    let curve = making.judge("curve.json", &["--curve"])?;
+    let mut options = vec!["--curve", &curve];
     if yardstick {
-        card.args(["--yardstick", &beside]);
+        options.extend(["--yardstick", &beside]);
     }
-    done(&mut card)
+    making.card(&judgement, &options)
+}
+
+/// A model on its way, with paths below the repository.
+struct Making {
+    folder: String,
+    model: String,
+}
+
+impl Making {
+    /// Trains by the recipe of this name.
+    fn begin(name: &str) -> io::Result<Self> {
+        let folder = format!("{FOLDER}/{name}");
+        std::fs::create_dir_all(root().join(&folder))?;
+        let making = Self {
+            model: format!("{folder}/model"),
+            folder,
+        };
+        let recipe = format!("tools/train/models/{name}.toml");
+        let output = making.path("run");
+        done(&mut train(&[
+            "train", "--config", &recipe, "--output", &output,
+        ]))?;
+        making.export()?;
+        Ok(making)
+    }
+
+    fn rwkv7(&self) -> io::Result<()> {
+        let judgement = self.judge("judge.json", &["--prompts", "200"])?;
+        self.card(&judgement, &["--samples", "200"])
+    }
+
+    fn latent_thought(&self) -> io::Result<()> {
+        let (run, posteriors) = (self.path("run"), self.path("posteriors.safetensors"));
+        let collect = ["posteriors", "--checkpoint", &run, "--output", &posteriors];
+        done(train(&collect).args(["--count", "2048"]))?;
+        let learn = ["prior", "--model", &self.model, "--posteriors", &posteriors];
+        let size = ["--steps", "1000", "--width", "128", "--layers", "3"];
+        done(train(&learn).args(size))?;
+        let mut options = vec!["--prompts", "200"];
+        for way in THINKING {
+            options.extend(["--way", way]);
+        }
+        let judgement = self.judge("think.json", &options)?;
+        self.card(&judgement, &["--samples", "100"])
+    }
+
+    fn path(&self, name: &str) -> String {
+        format!("{}/{name}", self.folder)
+    }
+
+    fn export(&self) -> io::Result<()> {
+        let run = self.path("run");
+        let export = ["export", "--checkpoint", &run, "--output", &self.model];
+        done(&mut train(&export))
+    }
+
+    /// Where the judgement is.
+    fn judge(&self, name: &str, options: &[&str]) -> io::Result<String> {
+        let path = self.path(name);
+        let mut judge = train(&["judge", "--model", &self.model, "--json"]);
+        into_file(judge.args(options), &root().join(&path))?;
+        Ok(path)
+    }
+
+    fn card(&self, judgement: &str, options: &[&str]) -> io::Result<()> {
+        let run = self.path("run");
+        let card = ["card", "--checkpoint", &run, "--model", &self.model];
+        done(train(&card).args(["--judgement", judgement]).args(options))
+    }
 }
 
 /// `sluice-train` with these arguments, in the repository's root.
