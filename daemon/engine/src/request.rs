@@ -84,6 +84,13 @@ pub struct Thinking {
     pub returns_posterior: bool,
 }
 
+impl Thinking {
+    /// Most steps before the first token: of the prior's sampler, and of inference.
+    fn steps_max(&self) -> usize {
+        self.steps + self.prior.map_or(0, |prior| prior.steps as usize)
+    }
+}
+
 impl Generate {
     /// Fills `length` positions behind a prompt in one block, one most likely token a pass, with end tokens like any
     /// other: the base that other requests are built from.
@@ -247,7 +254,7 @@ impl Work {
         let rows_and_passes = match self {
             Self::Generate(generate) => (
                 generate.prompt.len() + generate.canvas.len(),
-                generate.steps,
+                generate.steps + generate.thinking.as_deref().map_or(0, Thinking::steps_max),
             ),
             Self::Score(score) => (
                 score.prompt.len() + score.answer.len(),

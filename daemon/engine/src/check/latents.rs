@@ -161,15 +161,27 @@ impl Fixture<'_> {
         // Each token sees those before it alone, so that parts of a text add up.
         let [earlier, later] =
             [0..PART, PART..usize::MAX].map(|part| self.gradients(case, &z, part));
-        let mut worst = 0.0;
+        let (mut sums, mut wholes) = (Vec::new(), Vec::new());
+        let mut of_losses = 0.0;
         for ((whole, earlier), later) in found.iter().zip(earlier?).zip(later?) {
-            worst = worse(worst, ((earlier.nll + later.nll) / whole.nll - 1.0).abs());
-            let sums = earlier.d_z.iter().zip(&later.d_z).map(|(a, b)| a + b);
-            worst = worse(worst, distance(&sums.collect::<Vec<_>>(), &whole.d_z));
+            of_losses = worse(
+                of_losses,
+                ((earlier.nll + later.nll) / whole.nll - 1.0).abs(),
+            );
+            sums.extend(earlier.d_z.iter().zip(&later.d_z).map(|(a, b)| a + b));
+            wholes.extend_from_slice(&whole.d_z);
         }
-        checks.push(self.check(format!("{name}: parts of texts"), worst, TOLERANCE));
-        for (found, part) in gradients.iter().zip(["grad_mu", "grad_log_var"]) {
-            let expected = self.tensor(&of(part))?;
+        checks.push(self.check(
+            format!("{name}: parts of texts, relative"),
+            of_losses,
+            of_bound,
+        ));
+        let [d_mu, d_log_var] = &gradients;
+        for (part, found, expected) in [
+            ("grad_mu", d_mu, self.tensor(&of("grad_mu"))?),
+            ("grad_log_var", d_log_var, self.tensor(&of("grad_log_var"))?),
+            ("gradients of parts of texts", &sums, wholes),
+        ] {
             let (measure, distance) = match is_f32 {
                 true => ("", distance(found, &expected)),
                 false => (

@@ -51,6 +51,12 @@ impl BatchMember {
             || self.cancel.load(Ordering::Relaxed)
             || self.work.is_done()
     }
+
+    /// Whether it reads tokens in the next pass. One that failed is only dropped.
+    fn is_reading(&self) -> bool {
+        self.failed.is_none()
+            && matches!(&self.work, RunningWork::Autoregressive(request) if !request.is_thinking())
+    }
 }
 
 /// The requests that share passes.
@@ -555,6 +561,8 @@ impl Batch<'_> {
         let members = &mut members[range];
         let stop = served.cancel;
         let asked = members.iter().enumerate();
+        // One whose sample failed is only dropped.
+        let asked = asked.filter(|(_, member)| member.failed.is_none());
         let asked = asked.filter_map(|(index, member)| Some((index, member.work.latent_text()?)));
         let (indices, texts): (Vec<usize>, Vec<LatentText<'_>>) = asked.unzip();
         if texts.is_empty() {
@@ -600,15 +608,14 @@ impl Batch<'_> {
         } = self;
         let members = &mut members[range];
         let stop = served.cancel;
-        // All of them are of this kind: a batch belongs to one model.
-        let mut requests: Vec<&mut AutoregressiveRequest> = members
-            .iter_mut()
+        let reading = members.iter_mut().filter(|member| member.is_reading());
+        let mut requests: Vec<&mut AutoregressiveRequest> = reading
             .filter_map(|member| match &mut member.work {
                 RunningWork::Autoregressive(continuing) => Some(&mut **continuing),
                 RunningWork::Diffusion { .. } | RunningWork::LatentScore(_) => None,
             })
             .collect();
-        if requests.iter().all(|request| request.is_thinking()) {
+        if requests.is_empty() {
             return Ok(());
         }
         let result = served.run(requests.len(), &mut |ops, current| {
@@ -622,13 +629,10 @@ impl Batch<'_> {
             }
         }
         let (reads, cost) = result?;
-        let mut reads = reads.into_iter();
-        for member in members.iter_mut() {
+        let reading = members.iter_mut().filter(|member| member.is_reading());
+        for (member, read) in reading.zip(reads) {
             let RunningWork::Autoregressive(continuing) = &mut member.work else {
                 continue;
-            };
-            let Some(read) = reads.next() else {
-                break;
             };
             if let Some(fork) = continuing.take_fork() {
                 served.worker.keep_prefix(fork);

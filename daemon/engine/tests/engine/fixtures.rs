@@ -112,7 +112,7 @@ fn posteriors_of_latents() {
         let plan = |shape: &Shape, sources: &[_]| Ok(plan(shape, sources, share, cache));
         let checks = fixture_latents(&fixture("ltm-tiny"), &ops, &plan).unwrap();
         all_pass(&checks);
-        assert_eq!(checks.len(), 12);
+        assert_eq!(checks.len(), 14);
     }
 }
 

@@ -6,7 +6,10 @@ use std::{fs, path::PathBuf};
 use sluice_checkpoint::Checkpoint;
 use sluice_machine::MemoryKind;
 use sluice_ops::{Ops, device::Device, ledger::Ledger};
-use sluice_shared::prior::{PriorSampling, PriorSolver};
+use sluice_shared::{
+    prior::{PriorSampling, PriorSolver},
+    sampling::EosPolicy,
+};
 use tempfile::TempDir;
 
 use super::*;
@@ -415,4 +418,35 @@ fn samples_that_are_not_finite_are_told() {
     assert!(matches!(error, EngineError::PriorNotFinite), "{error}");
     // The model itself is whole.
     run(&world, request(world.model.id, &[3], thinking(0, None))).unwrap();
+}
+
+#[test]
+fn a_failed_sample_is_told_while_others_write() {
+    let folder = folder(true);
+    spoil_end(folder.path(), f32::MAX);
+    let engine = start();
+    let model = load_from(&engine, &folder).unwrap();
+    let world = World { engine, model };
+    let (send, told) = mpsc::channel();
+    let writer = Generate {
+        eos: EosPolicy::Suppress,
+        thinking: Some(Box::new(thinking(0, None))),
+        ..Generate::greedy(world.model.id, vec![7, 8, 9], 60)
+    };
+    submit(&world, 1, writer, &send);
+    while !matches!(told.recv().unwrap(), (1, Event::Pass(_))) {}
+    let prior = sampling(PriorSolver::Heun, 3);
+    submit(
+        &world,
+        2,
+        request(world.model.id, &[3], thinking(0, prior)),
+        &send,
+    );
+    let mut ends = Vec::new();
+    while ends.len() < 2 {
+        if let (id, Event::Finished(result)) = told.recv().unwrap() {
+            ends.push((id, result.is_ok()));
+        }
+    }
+    assert_eq!(ends, [(2, false), (1, true)]);
 }
