@@ -120,6 +120,7 @@ impl Session {
                 Box::new(Thinking {
                     steps,
                     start: None,
+                    prior: None,
                     returns_posterior: false,
                 })
             }),

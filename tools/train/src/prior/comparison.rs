@@ -213,7 +213,7 @@ fn sampled(prior: &Prior, ops: &Ops, noises: &[Vec<f32>], sampling: PriorSamplin
             sampler.step(&mut |x, sigma| prior.denoise(ops, x, sigma))?;
         }
         evaluations = sampler.evaluations();
-        latents.extend(prior.latents(&sampler.into_sample()));
+        latents.extend(prior.latents(sampler.sample()));
     }
     Ok(Set {
         name: format!("`{}`, {} steps", sampling.solver.name(), sampling.steps),
