@@ -531,16 +531,22 @@ impl Batch<'_> {
             };
             let result = served.run(1, &mut |ops, current| {
                 let prior = current.prior.as_ref().ok_or(EngineError::NoModel)?;
-                Ok((sample.step(ops, prior).map_err(EngineError::from)?, 0))
+                match contained(|| sample.step(ops, prior)) {
+                    // What found no memory is tried again.
+                    Ok(stepped) => Ok((Ok(stepped.map_err(EngineError::from)?), 0)),
+                    Err(panicked) => Ok((Err(panicked), 0)),
+                }
             });
             let notices = served.take_notices();
             (notices.into_iter()).for_each(|notice| member.listener.tell(Event::Notice(notice)));
-            let ((), cost) = result?;
+            let (stepped, cost) = result?;
             let prior = served.worker.current.as_ref();
             let Some(prior) = prior.and_then(|current| current.prior.as_ref()) else {
                 continue;
             };
-            match contained(|| request.take_sample(prior, &cost)).flatten() {
+            let taken =
+                stepped.and_then(|()| contained(|| request.take_sample(prior, &cost)).flatten());
+            match taken {
                 Ok(report) => {
                     let event = report.map(|report| Event::Thought(Box::new(report)));
                     (event.into_iter()).for_each(|event| member.listener.tell(event));

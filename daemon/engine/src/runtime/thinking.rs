@@ -130,6 +130,8 @@ pub(super) struct PriorSample {
 impl PriorSample {
     /// Takes a step of the sampler. One that fails may be tried again.
     pub(super) fn step(&mut self, ops: &Ops, prior: &Prior) -> Result<(), OpsError> {
+        #[cfg(test)]
+        super::tests::panics::in_step(self.options.seed);
         if self.sampler.is_done() {
             return Ok(());
         }

@@ -10,6 +10,13 @@ use crate::{
 const IN_TAKE: u64 = 0xDEAD_0001;
 /// The seed of requests whose passes read a token that no table has a row for, which panics among the operations.
 const IN_PASS: u64 = 0xDEAD_0002;
+/// The seed of requests whose samples of the prior panic in a step.
+pub(super) const IN_STEP: u64 = 0xDEAD_0003;
+
+/// A step of a sampler, in tests.
+pub(in crate::runtime) fn in_step(seed: u64) {
+    assert_ne!(seed, IN_STEP, "a test panics in a step");
+}
 
 /// What a batch makes of a request, in tests.
 pub(in crate::runtime) fn spoiled(plain: Diffusion, seed: u64) -> Box<dyn DiffusionRequest> {

@@ -324,6 +324,35 @@ fn others_write_between_its_steps_and_it_is_cancelled_between_two() {
 }
 
 #[test]
+fn a_step_that_panics_ends_its_request_alone() {
+    let world = loaded(true);
+    let sampled = |seed| Generate {
+        seed,
+        ..request(
+            world.model.id,
+            &[3],
+            thinking(0, sampling(PriorSolver::Heun, 30)),
+        )
+    };
+    let (_, expected) = run(&world, sampled(5)).unwrap();
+    let (send, told) = mpsc::channel();
+    submit(&world, 1, sampled(5), &send);
+    submit(&world, 2, sampled(panics::IN_STEP), &send);
+    let mut ends = [None, None];
+    while ends.iter().any(Option::is_none) {
+        if let (id, Event::Finished(result)) = told.recv().unwrap() {
+            ends[id as usize - 1] = Some(result);
+        }
+    }
+    let [Some(Ok(Outcome::Generated(first))), Some(Err(second))] = ends else {
+        panic!("{ends:?}");
+    };
+    assert_eq!(first.tokens, expected);
+    assert!(matches!(second, EngineError::Panicked), "{second}");
+    assert_eq!(run(&world, sampled(5)).unwrap().1, expected);
+}
+
+#[test]
 fn what_cannot_be_sampled_is_refused() {
     let with = loaded(true);
     let refused = |world: &World, thinking: Thinking| {
