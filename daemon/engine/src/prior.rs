@@ -26,26 +26,35 @@ use crate::error::EngineError;
 /// The stream of random numbers that samples of priors begin with: no other purpose uses it.
 const SAMPLE_STREAM: u64 = 7;
 
-/// A prior with its weights, in this process's memory.
+/// A prior with its weights, which is computed on the CPU, whatever device computes: it is small, and its rows are few.
 pub struct Prior {
     shape: PriorShape,
     weights: HostBuffer<f32>,
     tensors: BTreeMap<String, (Vec<usize>, Range<usize>)>,
+    /// The CPU's operations beside a GPU, with a ledger of their own: what they and the weights take is no memory of the
+    /// GPU's. Without a GPU there are those of passes.
+    host: Option<Ops>,
 }
 
 impl Prior {
-    /// Reads a prior; its weights are entered in the ledger.
+    /// Reads a prior for passes by such operations. On the CPU its weights are entered in their ledger; beside a GPU they
+    /// are host memory, of at most the bytes that [`Checkpoint::prior`](sluice_checkpoint::Checkpoint::prior) lets through.
     ///
     /// # Errors
     /// When memory is short, or the file is damaged.
-    pub fn read(file: &PriorFile, ledger: &Ledger) -> Result<Self, EngineError> {
+    pub fn read(file: &PriorFile, ops: &Ops) -> Result<Self, EngineError> {
+        let host = match ops.device().is_gpu() {
+            true => Some(Ops::new(ops.device().host(), Ledger::default())?),
+            false => None,
+        };
+        let ledger = host.as_ref().unwrap_or(ops).ledger();
         let mut weights = ledger.buffer(MemoryKind::Weights, file.elements())?;
         file.read(&mut weights)?;
-        Ok(Self::new(file.shape, weights))
+        Ok(Self::new(file.shape, weights, host))
     }
 
-    /// Enters the weights of such a prior in a dry run's ledger until the result is dropped, and goes through the matmuls of
-    /// its network. Its loops take [`Prior::scratch_bytes`] besides.
+    /// Enters the weights of such a prior in a CPU's dry run until the result is dropped, and goes through the matmuls of its
+    /// network. Its loops take [`Prior::scratch_bytes`] besides.
     ///
     /// # Errors
     /// When its sizes exceed all memory.
@@ -57,7 +66,7 @@ impl Prior {
         Ok(weights)
     }
 
-    fn new(shape: PriorShape, weights: HostBuffer<f32>) -> Self {
+    fn new(shape: PriorShape, weights: HostBuffer<f32>, host: Option<Ops>) -> Self {
         let mut end = 0;
         let tensors = shape.tensors().into_iter().map(|(name, shape)| {
             let start = end;
@@ -68,6 +77,7 @@ impl Prior {
             tensors: tensors.collect(),
             shape,
             weights,
+            host,
         }
     }
 
@@ -83,11 +93,15 @@ impl Prior {
         self.shape.vectors * self.shape.latent_width
     }
 
-    /// The denoised latents D(x; σ) of normalised latents `x` with noise of standard deviation σ.
+    /// The denoised latents D(x; σ) of normalised latents `x` with noise of standard deviation σ. `ops` are those that it
+    /// was read for.
     ///
     /// # Errors
     /// When memory for activations is short.
     pub fn denoise(&self, ops: &Ops, x: &[f32], sigma: f64) -> Result<Vec<f32>, OpsError> {
+        let ops = self.host.as_ref().unwrap_or(ops);
+        // A pass on a GPU has not marked the machine's threads as its own.
+        let _computing = self.host.as_ref().map(|ops| ops.device().compute());
         let scratch = Self::scratch_bytes(self.shape);
         let _held = ops.ledger().reserve(MemoryKind::Scratch, scratch)?;
         let square = sigma * sigma + 1.0;

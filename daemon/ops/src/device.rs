@@ -126,6 +126,19 @@ impl Device {
         })
     }
 
+    /// The CPU alone, on the same threads: for what is computed on the host, whatever device computes.
+    #[must_use]
+    pub fn host(&self) -> Self {
+        Self {
+            workers: self.workers.clone(),
+            gpu: None,
+            profile: Profile {
+                gpu: None,
+                ..self.profile
+            },
+        }
+    }
+
     /// A device with the same properties that does no work: with a ledger of the same kind, a pass over it tells what
     /// memory a real one takes.
     #[must_use]

@@ -28,6 +28,7 @@ use crate::{error::EngineError, prior::Prior, residency::Residency};
 pub struct DryRun {
     config: ModelConfig,
     groups: Vec<WeightGroupPlan>,
+    /// The learned prior, on the CPU: beside a GPU it is host memory.
     prior: Option<PriorShape>,
     profile: Profile,
 }
@@ -44,7 +45,7 @@ impl DryRun {
         Self {
             config,
             groups: weight_groups(sources),
-            prior,
+            prior: prior.filter(|_| profile.gpu.is_none()),
             profile,
         }
     }

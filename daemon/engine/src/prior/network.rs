@@ -1,4 +1,4 @@
-//! The network F of a prior: matmuls by the device's operations, everything else in plain loops, since a text has but
+//! The network F of a prior: matmuls by the CPU's operations, everything else in plain loops, since a text has but
 //! some hundred latent vectors.
 
 use sluice_formats::DType;

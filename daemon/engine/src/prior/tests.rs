@@ -27,7 +27,7 @@ fn fixture(ops: &Ops) -> Prior {
     fs::write(folder.path().join("model.safetensors"), weights).unwrap();
     let checkpoint = Checkpoint::open(&Source::Folder(folder.path().to_owned())).unwrap();
     let file = checkpoint.prior([16, 64]).unwrap().unwrap();
-    Prior::read(&file, ops.ledger()).unwrap()
+    Prior::read(&file, ops).unwrap()
 }
 
 fn sampling(solver: PriorSolver, steps: u32) -> PriorSampling {
@@ -196,7 +196,7 @@ fn time_of_a_sample() {
     for (at, weight) in weights.iter_mut().enumerate() {
         *weight = 0.02 * noise.normal(0, 0, at as u64) as f32;
     }
-    let prior = Prior::new(shape, weights);
+    let prior = Prior::new(shape, weights, None);
     let noise = prior.noise(1);
     for (solver, steps) in [
         (PriorSolver::DpmSolverPp2m, 20),

@@ -172,7 +172,7 @@ impl Loader {
         } = self.prepare(&opened.checkpoint, &planner, settings, cancel, report)?;
         self.wait_for_budget(&plan, cancel)?;
         let prior = (planner.prior.as_ref())
-            .map(|file| Prior::read(file, ledger))
+            .map(|file| Prior::read(file, ops))
             .transpose()?;
         let total_bytes: u64 = plan.groups.iter().map(WeightGroupPlan::bytes).sum();
         let mut progress = |groups: usize| {

@@ -2,6 +2,7 @@
 //! (`daemon/cuda/stand-in`).
 
 use std::{
+    fs,
     sync::{Arc, mpsc},
     time::Duration,
 };
@@ -15,14 +16,19 @@ use sluice_engine::{
     saved_state::StateOptions,
 };
 use sluice_formats::DType;
-use sluice_machine::Profile;
+use sluice_machine::{MemoryKind, Profile};
 use sluice_ops::{
     Ops,
     device::{Device, DeviceChoice},
     ledger::Ledger,
 };
 use sluice_plan::{Plan, PlanError};
-use sluice_shared::{decoding::Decoding, level::Level, sampling::EosPolicy};
+use sluice_shared::{
+    decoding::Decoding,
+    level::Level,
+    prior::{PriorSampling, PriorSolver},
+    sampling::EosPolicy,
+};
 use sluice_weights::{Shape, SourceTensor};
 use testkit::here;
 
@@ -328,6 +334,84 @@ fn answers_go_on_from_states_as_on_the_cpu() {
     assert_eq!(on_gpu[0], on_gpu[1]);
     assert_ne!(on_gpu[0], on_gpu[2]);
     assert_eq!(on_gpu[0], on_gpu[3]);
+}
+
+/// The latents that are sampled and what is written with them, then the bytes of weights in plan and ledger, with the
+/// model's learned prior beside it or without.
+fn sample(device: DeviceChoice, has_prior: bool) -> (Option<Vec<f32>>, Vec<u32>, [u64; 2]) {
+    let folder = tempfile::tempdir().unwrap();
+    let files = [
+        ("ltm-tiny", "config.json"),
+        ("ltm-tiny", "model.safetensors"),
+        ("prior-tiny", "prior.json"),
+        ("prior-tiny", "prior.safetensors"),
+    ];
+    for (from, name) in &files[..if has_prior { 4 } else { 2 }] {
+        fs::copy(fixture(from).join(name), folder.path().join(name)).unwrap();
+    }
+    let engine = Engine::start(EngineOptions {
+        device,
+        compute_dtype: Some(DType::F32),
+        threads: 2,
+        ..EngineOptions::default()
+    })
+    .unwrap();
+    let settings = PlanSettings {
+        level: Level::Off,
+        ..PlanSettings::default()
+    };
+    let source = Source::Folder(folder.path().to_owned());
+    let model = engine.load_now(source, settings).unwrap();
+    assert_eq!(model.info.has_prior, has_prior);
+    let request = Generate {
+        seed: 5,
+        thinking: Some(Box::new(Thinking {
+            steps: 0,
+            start: None,
+            prior: has_prior.then_some(PriorSampling {
+                solver: PriorSolver::Heun,
+                steps: 6,
+            }),
+            returns_posterior: true,
+        })),
+        ..Generate::greedy(model.id, vec![3], 12)
+    };
+    let (send, events) = mpsc::channel();
+    let sink = Box::new(move |event| drop(send.send(event)));
+    engine
+        .submit(Default::default(), Work::Generate(request), sink)
+        .unwrap();
+    let (mut latents, mut tokens) = (None, Vec::new());
+    for event in events {
+        match event {
+            Event::Thought(report) => {
+                latents = report.posterior.map(|posterior| posterior.mu.clone());
+            }
+            Event::Finished(Ok(Outcome::Generated(generated))) => tokens = generated.tokens,
+            Event::Finished(other) => panic!("{other:?}"),
+            _ => {}
+        }
+    }
+    let weights = MemoryKind::Weights as usize;
+    let (_, planned) = engine.in_force().unwrap().plan.bytes_by_kind()[weights];
+    (
+        latents,
+        tokens,
+        [planned, engine.memory().kinds[weights].bytes],
+    )
+}
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn a_learned_prior_is_sampled_on_the_host() {
+    here::open_stand_in();
+    let (latents, tokens, held) = sample(DeviceChoice::Cuda(0), true);
+    let on_cpu = sample(DeviceChoice::Cpu, true);
+    assert!(latents.is_some() && tokens.len() == 12);
+    assert_eq!((latents, tokens), (on_cpu.0, on_cpu.1));
+    // Nothing of it is the GPU's memory.
+    let (latents, _, without) = sample(DeviceChoice::Cuda(0), false);
+    assert_eq!((latents, without), (None, held));
 }
 
 #[test]

@@ -112,7 +112,7 @@ fn sampled(sampling: PriorSampling, seed: u64) -> Vec<f32> {
     let folder = folder(true);
     let checkpoint = Checkpoint::open(&Source::Folder(folder.path().to_owned())).unwrap();
     let file = checkpoint.prior(LATENTS).unwrap().unwrap();
-    let prior = Prior::read(&file, ops.ledger()).unwrap();
+    let prior = Prior::read(&file, &ops).unwrap();
     let mut sampler = Sampler::new(&prior.noise(seed), sampling);
     while !sampler.is_done() {
         let denoise = &mut |x: &[f32], sigma| prior.denoise(&ops, x, sigma);
