@@ -116,7 +116,7 @@ pub fn compare<'a>(
     let prior = Checkpoint::open(&Source::Folder(folder.to_owned()))?
         .prior([config.max_z_len, config.dim])?
         .with_context(|| format!("{} has no prior", folder.display()))?;
-    let prior = Prior::read(&prior, ops.ledger())?;
+    let prior = Prior::read(&prior, &ops)?;
     let size = prior.elements();
     let model = model.frozen()?;
 
