@@ -6,6 +6,11 @@ use sluice_ops::StateShape;
 
 use crate::error::RequestError;
 
+/// Largest magnitude of an element. A model's inputs and heads stay below some thousands, since its norms see to that. What is
+/// larger is no state, and would overflow on its way: a layer multiplies a few projections of it with each other, and its
+/// norms square the result. From here that stays finite in f32, or is scaled to 0.
+const VALUE_MAX: f32 = 1e6;
+
 /// Which model a state is of. States mean nothing to other weights, also of the same sizes; how the weights are stored
 /// does not matter, so a state goes from one level to another.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -105,7 +110,12 @@ fn check_values(state: &SavedState) -> Result<(), RequestError> {
             "it has {found} elements; a state of this model has {expected}"
         )));
     }
-    match state.values.iter().position(|value| !value.is_finite()) {
+    let is_fine = |value: &f32| value.abs() <= VALUE_MAX;
+    match state.values.iter().position(|value| !is_fine(value)) {
+        Some(at) if state.values[at].is_finite() => Err(broken(format!(
+            "its element {at} is {:e}; elements of states are {VALUE_MAX:e} at most",
+            state.values[at]
+        ))),
         Some(at) => Err(broken(format!("its element {at} is no finite number"))),
         None => Ok(()),
     }

@@ -220,12 +220,26 @@ fn what_is_no_state_of_the_model_is_refused_before_anything_runs() {
         let refused = world.refused(broken);
         assert_eq!(refused, "state: its element 700 is no finite number");
     }
+    assert_eq!(
+        with(|state| state.values[7] = -3e38),
+        "state: its element 7 is -3e38; elements of states are 1e6 at most"
+    );
     assert!(with(|state| state.unread_token = Some(1 << 20)).contains("outside of the vocabulary"));
     // Any number of tokens may be claimed.
     let mut claimed = SavedState::clone(&state);
     claimed.read_tokens = u64::MAX;
     let (_, next) = world.save(world.after(&Arc::new(claimed), world.request(&[5], 2)));
     assert_eq!(next.read_tokens, u64::MAX);
+
+    // The largest elements overflow nowhere on their way.
+    for sign in [|_| 1.0, |at| if at % 3 == 0 { -1.0 } else { 1.0 }] as [fn(usize) -> f32; 2] {
+        let mut largest = SavedState::clone(&state);
+        for (at, value) in largest.values.iter_mut().enumerate() {
+            *value = VALUE_MAX * sign(at);
+        }
+        let (_, after) = world.save(world.after(&Arc::new(largest), world.request(&[5], 8)));
+        assert!(after.values.iter().all(|value| value.is_finite()));
+    }
 
     let llama = World::at("llama-tiny", Level::Off);
     let refused = llama.refused(SavedState::clone(&state));
