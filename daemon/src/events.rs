@@ -36,11 +36,19 @@ use crate::{
     translate::plan,
 };
 
-/// Takes the state that a request ends with, on the engine's thread; must not block.
-pub type StateSink = Box<dyn FnMut(SavedState) + Send>;
+/// What happens to a request's states.
+pub enum StateEvent {
+    /// The engine has its copy of the state that the request goes on from.
+    Begun,
+    /// The state that the request ends with.
+    Ended(SavedState),
+}
+
+/// Takes what happens to a request's states, on the engine's thread; must not block.
+pub type StateSink = Box<dyn FnMut(StateEvent) + Send>;
 
 /// A sink that writes a generation's events into its record. `expected`, the plan for its canvas, predicts the time;
-/// `keep_state` gets the state in the end, if there is one, before the last event is told.
+/// `states` gets the state in the end, if there is one, before the last event is told.
 #[must_use]
 pub fn generation(
     registry: Arc<Requests>,
@@ -49,7 +57,7 @@ pub fn generation(
     engine: Weak<Engine>,
     prepared: &PreparedGeneration,
     expected: Option<Plan>,
-    keep_state: StateSink,
+    states: StateSink,
 ) -> EventSink {
     let work = &prepared.work;
     let pinned = work
@@ -70,7 +78,7 @@ pub fn generation(
         stable_text: StableText::new(&serving, work),
         started: started(&serving, prepared),
         serving,
-        keep_state,
+        states,
     };
     Box::new(move |event| translator.take(event))
 }
@@ -170,7 +178,7 @@ struct Generation {
     /// A pass met other weights than the checkpoint's own.
     saw_lossy: bool,
     pass_totals: PassTotals,
-    keep_state: StateSink,
+    states: StateSink,
 }
 
 /// Sums over all passes of a request.
@@ -197,6 +205,7 @@ impl Generation {
         match event {
             Event::Started { blocks, is_exact } => {
                 self.started.is_exact &= is_exact;
+                (self.states)(StateEvent::Begun);
                 self.start(blocks);
             }
             Event::Pass(report) => self.pass(&report),
@@ -339,7 +348,7 @@ impl Generation {
 
     fn done(&mut self, mut generated: GenerationResult) {
         if let Some(state) = generated.state.take() {
-            (self.keep_state)(*state);
+            (self.states)(StateEvent::Ended(*state));
         }
         let (finish, ending) = match generated.finish_reason {
             FinishReason::Length => (self.full.0, RequestEnd::Done(None)),

@@ -182,12 +182,12 @@ fn row(failure: &Failure) -> ErrorRow {
             .hint("try again")
             .retry(),
         Failure::MessageTimeout => ErrorRow::new(Code::DeadlineExceeded, "MESSAGE_TIMEOUT")
-            .hint("send the message at once"),
+            .hint("send messages without pauses, and close your side of the call after the last"),
         Failure::StatesFull => ErrorRow::new(Code::ResourceExhausted, "STATES_FULL")
             .hint("try again")
             .retry(),
         Failure::StateTooLarge { bytes, max } => ErrorRow::invalid("STATE_TOO_LARGE", "state")
-            .hint("states of such a model cannot be saved")
+            .hint("the state that a request goes on from and the one that it gives back count together; leave one out, or both")
             .figure("bytes", bytes)
             .figure("max", max),
         Failure::StateTimeout { .. } => ErrorRow::new(Code::DeadlineExceeded, "STATE_TIMEOUT")
@@ -332,7 +332,7 @@ fn ops(error: &OpsError) -> ErrorRow {
         ),
         OpsError::NotANumber { position } => ErrorRow::new(Code::DataLoss, "NOT_A_NUMBER")
             .hint(
-                "the checkpoint's weights are broken, or no token is left to choose; check its files",
+                "the checkpoint's weights are broken, or the state that was given, or no token is left to choose; check the files",
             )
             .figure("position", position),
         OpsError::Threads(_) => ErrorRow::new(Code::Internal, "NO_THREADS")

@@ -157,7 +157,7 @@ struct Messages {
     progress: MessageProgress,
     counting: Counting,
     share: Arc<Share>,
-    /// Begun when somebody waits for the rest of a message.
+    /// Begun when somebody waits for a message or the rest of one.
     timeout: Option<Pin<Box<Sleep>>>,
 }
 
@@ -255,7 +255,8 @@ impl HttpBody for Messages {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) else {
-            if self.counting != Counting::One && self.progress.came == 0 {
+            // Where the first is counted for as long as the others come, they may not keep it waiting either.
+            if self.counting == Counting::None && self.progress.came == 0 {
                 return Poll::Pending;
             }
             let timeout = self
@@ -319,7 +320,65 @@ impl HttpBody for Answer {
 
 #[cfg(test)]
 mod tests {
+    use std::future::poll_fn;
+
+    use tokio::time::{Instant, timeout};
+
     use super::*;
+
+    /// Bytes, and then nothing for ever.
+    struct Halting(Option<Bytes>);
+
+    impl HttpBody for Halting {
+        type Data = Bytes;
+        type Error = Status;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+            match self.0.take() {
+                Some(bytes) => Poll::Ready(Some(Ok(Frame::data(bytes)))),
+                None => Poll::Pending,
+            }
+        }
+    }
+
+    async fn frame(call: &mut Messages) -> Result<Frame<Bytes>, Status> {
+        let frame = poll_fn(|cx| Pin::new(&mut *call).poll_frame(cx)).await;
+        frame.expect("it has no end")
+    }
+
+    /// A call of which this has come.
+    fn halting(bytes: &[u8], counting: Counting) -> Messages {
+        Messages {
+            body: Body::new(Halting(Some(Bytes::copy_from_slice(bytes)))),
+            progress: MessageProgress::default(),
+            counting,
+            share: Arc::new(Share::new(Arc::default(), Caller::DAEMON)),
+            timeout: None,
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_counted_does_not_wait_long_for_the_next_message() {
+        let whole = [0, 0, 0, 0, 3, 7, 7, 7];
+        for counting in [Counting::One, Counting::First] {
+            for bytes in [&whole[..], &whole[..6]] {
+                let mut call = halting(bytes, counting);
+                assert!(frame(&mut call).await.is_ok());
+                let begun = Instant::now();
+                let refused = frame(&mut call).await.unwrap_err();
+                assert!(refused.message().contains("did not come within 20 s"));
+                assert!(begun.elapsed() <= MESSAGE_TIMEOUT * 2, "{counting:?}");
+            }
+        }
+        // Others are waited for, and hold nothing.
+        let mut call = halting(&whole, Counting::None);
+        assert!(frame(&mut call).await.is_ok());
+        let more = timeout(MESSAGE_TIMEOUT * 9, frame(&mut call)).await;
+        assert!(more.is_err());
+    }
 
     #[test]
     fn messages_are_told_apart_wherever_they_are_cut() {

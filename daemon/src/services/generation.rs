@@ -228,9 +228,10 @@ impl Daemon {
             engine,
             &prepared,
             expected,
-            states.sink(),
+            states.clone().sink(),
         );
         self.submit(caller.share(), record, Work::Generate(prepared.work), sink)
+            .inspect_err(|_| states.release())
     }
 
     async fn admit_scoring(

@@ -54,19 +54,31 @@ pub(super) struct CountedBytes {
 }
 
 impl CountedBytes {
-    /// Whether a caller may have so many more, within these for all and for a user.
+    /// Whether a user may have so many more, within these for all and for a user.
     pub(super) fn has_room(
+        &self,
+        user: User,
+        bytes: usize,
+        all_max: usize,
+        user_max: usize,
+    ) -> bool {
+        let of_user = self.of_user.get(&user).copied().unwrap_or(0);
+        self.all + bytes <= all_max && of_user + bytes <= user_max
+    }
+
+    /// The same of messages, of which administrators have more.
+    fn has_room_for_message(
         &self,
         caller: Caller,
         bytes: usize,
         all_max: usize,
         user_max: usize,
     ) -> bool {
-        let of_user = self.of_user.get(&caller.user).copied().unwrap_or(0);
-        match caller.may(Role::Admin) {
-            true => self.all + bytes <= all_max + ADMIN_MESSAGES_BYTES,
-            false => self.all + bytes <= all_max && of_user + bytes <= user_max,
-        }
+        let (all_max, user_max) = match caller.may(Role::Admin) {
+            true => (all_max + ADMIN_MESSAGES_BYTES, usize::MAX),
+            false => (all_max, user_max),
+        };
+        self.has_room(caller.user, bytes, all_max, user_max)
     }
 
     pub(super) fn add(&mut self, user: User, bytes: usize) {
@@ -130,7 +142,8 @@ impl Share {
             return Ok(());
         }
         let more = bytes.saturating_sub(held.bytes);
-        if more > 0 && !account.coming.has_room(self.caller, more, all, of_user) {
+        let coming = &account.coming;
+        if more > 0 && !coming.has_room_for_message(self.caller, more, all, of_user) {
             return Err(Failure::MessagesFull);
         }
         account.coming.remove(self.caller.user, held.bytes);
@@ -149,7 +162,7 @@ impl Share {
         }
         let has_room = account
             .waiting
-            .has_room(self.caller, held.bytes, all, of_user);
+            .has_room_for_message(self.caller, held.bytes, all, of_user);
         if is_checked && !has_room {
             return Err(Failure::MessagesFull);
         }

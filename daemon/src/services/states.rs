@@ -23,7 +23,7 @@ use tonic::{Status, Streaming};
 use super::{Daemon, messages::CountedBytes};
 use crate::{
     caller::Caller,
-    events::StateSink,
+    events::{StateEvent, StateSink},
     failure::Failure,
     limits::{STATE_TIMEOUT, STATES_BYTES_MAX, USER_STATES_BYTES_MAX},
 };
@@ -51,7 +51,7 @@ impl StateAccount {
             });
         }
         let mut counted = self.lock();
-        if !counted.has_room(caller, held, all, of_user) {
+        if !counted.has_room(caller.user, held, all, of_user) {
             return Err(Failure::StatesFull);
         }
         counted.add(caller.user, held);
@@ -107,7 +107,8 @@ impl CallStates {
         }
     }
 
-    /// Takes the bytes of the state in the end, which is as large as any of the model's.
+    /// Takes the bytes of the state in the end, which is as large as any of the model's. A request that is made again keeps
+    /// what it has.
     pub(super) fn reserve(
         &self,
         account: &Arc<StateAccount>,
@@ -118,19 +119,36 @@ impl CallStates {
             && let Some(returned) = returned.upgrade()
         {
             let bytes = model.shape.elements() * size_of::<f32>();
-            let held = account.take(caller, bytes as u64)?;
-            returned.lock().held = Some(held);
+            let mut slot = returned.lock();
+            if (slot.held.as_ref()).is_none_or(|held| held.bytes != bytes) {
+                // Given back first, or there might be no room beside it.
+                slot.held = None;
+                slot.held = Some(account.take(caller, bytes as u64)?);
+            }
         }
         Ok(())
     }
 
-    /// Takes the state in the end. Holds what the other counts until the engine has done with the request.
+    /// Gives those bytes back: the engine did not take the request, which may wait for long before it is made again.
+    pub(super) fn release(&self) {
+        if let Some(returned) = self.returned.as_ref().and_then(Weak::upgrade) {
+            returned.lock().held = None;
+        }
+    }
+
+    /// Takes the state in the end. Holds the one that the request goes on from, and what that counts, until the engine has
+    /// its copy.
     pub(super) fn sink(self) -> StateSink {
-        let Self { start, returned } = self;
-        Box::new(move |state| {
-            let _held = &start;
-            if let Some(returned) = returned.as_ref().and_then(Weak::upgrade) {
-                returned.put(state);
+        let Self {
+            mut start,
+            returned,
+        } = self;
+        Box::new(move |event| match event {
+            StateEvent::Begun => drop(start.take()),
+            StateEvent::Ended(state) => {
+                if let Some(returned) = returned.as_ref().and_then(Weak::upgrade) {
+                    returned.put(state);
+                }
             }
         })
     }
@@ -148,6 +166,8 @@ pub(super) struct ReturnedState {
 struct StateSlot {
     held: Option<HeldBytes>,
     state: Option<SavedState>,
+    /// Whether it was there, and nobody read it in time.
+    is_expired: bool,
 }
 
 impl ReturnedState {
@@ -161,7 +181,10 @@ impl ReturnedState {
                 time::sleep(STATE_TIMEOUT).await;
             }
             if let Some(returned) = weak.upgrade() {
-                *returned.lock() = StateSlot::default();
+                *returned.lock() = StateSlot {
+                    is_expired: true,
+                    ..StateSlot::default()
+                };
             }
         });
         returned
@@ -176,9 +199,12 @@ impl ReturnedState {
         self.told.notify_one();
     }
 
-    /// The header and the number of chunks; `None` if there is no state.
-    fn header(&self) -> Option<(v1::SequenceState, usize)> {
+    /// The header and the number of chunks; `None` if the request gave no state.
+    fn header(&self) -> Option<Result<(v1::SequenceState, usize), Failure>> {
         let slot = self.lock();
+        if slot.is_expired {
+            return Some(Err(Failure::StateTimeout { what: "read" }));
+        }
         let state = slot.state.as_ref()?;
         let shape = state.model.shape;
         let header = v1::SequenceState {
@@ -190,7 +216,7 @@ impl ReturnedState {
             unread_token: state.unread_token,
             is_lossless: state.is_lossless,
         };
-        Some((header, state.values.len().div_ceil(CHUNK_BYTES / 4)))
+        Some(Ok((header, state.values.len().div_ceil(CHUNK_BYTES / 4))))
     }
 
     fn chunk(&self, index: usize) -> Result<Vec<u8>, Failure> {
@@ -222,16 +248,17 @@ pub(super) fn parts(
     // Not before somebody asks: the state comes with the last event.
     stream::once(async move {
         let found = returned.and_then(|returned| Some((returned.header()?, returned)));
-        let parts = found
-            .into_iter()
-            .flat_map(move |((header, chunks), returned)| {
-                let header = iter::once(Ok(response(ResponsePart::State(header))));
-                let chunks = (0..chunks).map(move |index| {
-                    let chunk = returned.chunk(index)?;
-                    Ok(response(ResponsePart::StateChunk(chunk)))
-                });
-                header.chain(chunks)
+        let parts = found.into_iter().flat_map(move |(found, returned)| {
+            let (header, chunks) = match found {
+                Ok((header, chunks)) => (Ok(response(ResponsePart::State(header))), chunks),
+                Err(failure) => (Err(failure.into()), 0),
+            };
+            let chunks = (0..chunks).map(move |index| {
+                let chunk = returned.chunk(index)?;
+                Ok(response(ResponsePart::StateChunk(chunk)))
             });
+            iter::once(header).chain(chunks)
+        });
         stream::iter(parts)
     })
     .flatten()
@@ -270,7 +297,7 @@ impl Daemon {
             .request
             .ok_or_else(|| invalid("begin.request", "is missing"))?;
         let mut arriving = match begin.state {
-            Some(header) => Some(self.begin_state(caller, header)?),
+            Some(header) => Some(self.begin_state(caller, header, begin.return_state)?),
             None => None,
         };
         while let Some(message) = messages.message().await? {
@@ -295,11 +322,13 @@ impl Daemon {
         })
     }
 
-    /// Checks a state's header, and takes its bytes. Without a model the rest is checked once there is one.
+    /// Checks a state's header, and takes its bytes. Without a model the rest is checked once there is one. `is_returned`:
+    /// whether the request gives back another, of the same size.
     fn begin_state(
         &self,
         caller: Caller,
         header: v1::SequenceState,
+        is_returned: bool,
     ) -> Result<ArrivingState, Failure> {
         if header.head_size as usize != RWKV7_HEAD_DIM {
             let problem = format!(
@@ -322,6 +351,12 @@ impl Daemon {
         // Of any two numbers: the shape's own sum is for sizes that were checked.
         let row = u64::from(header.hidden_size) * 4 * (2 + RWKV7_HEAD_DIM as u64);
         let bytes = u64::from(header.layers).saturating_mul(row);
+        let (together, max) = (bytes.saturating_mul(2), USER_STATES_BYTES_MAX);
+        if is_returned && together > max as u64 {
+            // Both are held until the engine has begun, so there is never room for the second.
+            let bytes = together;
+            return Err(Failure::StateTooLarge { bytes, max });
+        }
         let held = self.states.take(caller, bytes)?;
         Ok(ArrivingState {
             missing: held.bytes,

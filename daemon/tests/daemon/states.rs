@@ -239,6 +239,18 @@ async fn another_models_state_is_refused_at_its_header() {
         .await
         .unwrap_err();
     assert_eq!(error.reason.as_deref(), Some("STATE_TOO_LARGE"), "{error}");
+    // As does that of two: it gives another back.
+    let half = v1::SequenceState {
+        layers: 5000,
+        hidden_size: 64,
+        ..ours.clone()
+    };
+    let messages = stream::iter([begin(request(&[5], 2), Some(half))]);
+    let error = call(&none, messages.chain(stream::pending()))
+        .await
+        .unwrap_err();
+    assert_eq!(error.reason.as_deref(), Some("STATE_TOO_LARGE"), "{error}");
+    assert!(error.hint.unwrap().contains("count together"));
 
     let llama = Daemon::with_model(&checkpoints::fixture("llama-tiny"), &[]).await;
     for (header, field) in [(Some(ours), "state"), (None, "return_state")] {

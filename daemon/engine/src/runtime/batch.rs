@@ -249,6 +249,9 @@ impl Batch<'_> {
             cancel,
             ..
         } = job;
+        let workload = asked.workload();
+        // Before the start is told: whoever sent a state with it counts that no longer, since the sequence's memory has it.
+        drop(asked);
         let mut emit = |event| listener.tell(event);
         let profile = self.runner.worker.ops.device().profile();
         let started = contained(|| match &mut work {
@@ -267,7 +270,7 @@ impl Batch<'_> {
             id,
             listener,
             cancel,
-            workload: asked.workload(),
+            workload,
             work,
             peak_bytes: 0,
             failed: started.err(),

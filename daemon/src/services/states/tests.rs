@@ -113,3 +113,98 @@ async fn a_state_that_nobody_reads_is_dropped_in_time() {
     let status = parts.next().await.unwrap().unwrap_err();
     assert_eq!(status.message(), "the state was not read within 120 s");
 }
+
+/// A model whose states take more than half of what a user may have, and what it takes.
+fn large_model() -> (StateModel, usize) {
+    let shape = StateShape {
+        layers: 5000,
+        hidden_size: 64,
+    };
+    let bytes = shape.elements() * size_of::<f32>();
+    assert!(bytes * 2 > USER_STATES_BYTES_MAX && bytes < USER_STATES_BYTES_MAX);
+    let fingerprint = "f".to_owned();
+    (StateModel { fingerprint, shape }, bytes)
+}
+
+#[tokio::test]
+async fn a_request_that_is_made_again_reserves_once() {
+    let account = Arc::new(StateAccount::default());
+    let (model, bytes) = large_model();
+    let returned = ReturnedState::new();
+    let states = CallStates {
+        start: None,
+        returned: Some(Arc::downgrade(&returned)),
+    };
+    let free = || {
+        let rest = (USER_STATES_BYTES_MAX - bytes) as u64;
+        account.take(caller(1), rest + 1).is_ok()
+    };
+    for _ in 0..3 {
+        states.reserve(&account, caller(1), Some(&model)).unwrap();
+        assert!(!free());
+    }
+    // Another model came meanwhile, whose states would not fit beside those.
+    let mut other = model.clone();
+    other.shape.layers += 1;
+    states.reserve(&account, caller(1), Some(&other)).unwrap();
+    states.reserve(&account, caller(1), Some(&model)).unwrap();
+    // The engine's queue is full.
+    states.release();
+    assert!(free());
+    states.reserve(&account, caller(1), Some(&model)).unwrap();
+    drop(returned);
+    assert!(free());
+    // Its caller went away.
+    states.reserve(&account, caller(1), Some(&model)).unwrap();
+    assert!(free());
+}
+
+#[test]
+fn a_state_that_came_is_free_once_the_engine_has_begun() {
+    let account = Arc::new(StateAccount::default());
+    let most = USER_STATES_BYTES_MAX as u64;
+    let held = account.take(caller(1), most).unwrap();
+    let state = Arc::new(saved(4));
+    let weak = Arc::downgrade(&state);
+    let states = CallStates {
+        start: Some((state, Arc::new(held))),
+        returned: None,
+    };
+    let mut sink = states.sink();
+    assert!(account.take(caller(1), 1).is_err() && weak.upgrade().is_some());
+    sink(StateEvent::Begun);
+    assert!(account.take(caller(1), most).is_ok() && weak.upgrade().is_none());
+}
+
+#[test]
+fn administrators_have_no_more_than_others() {
+    let account = Arc::new(StateAccount::default());
+    let most = USER_STATES_BYTES_MAX as u64;
+    let admin = Caller {
+        role: Some(Role::Admin),
+        ..caller(0)
+    };
+    let _held = account.take(admin, most).unwrap();
+    let refused = account.take(admin, 1);
+    assert!(matches!(refused, Err(Failure::StatesFull)));
+    let _other = account.take(caller(1), most).unwrap();
+    let second = Caller {
+        user: User::Unix { uid: 2 },
+        ..admin
+    };
+    assert!(account.take(second, 1).is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_state_whose_header_is_read_too_late_is_an_error() {
+    let returned = ReturnedState::new();
+    returned.put(saved(4));
+    time::sleep(STATE_TIMEOUT * 2).await;
+    let parts: Vec<_> = parts(Some(returned)).collect().await;
+    assert_eq!(parts.len(), 1);
+    let status = parts[0].as_ref().unwrap_err();
+    assert_eq!(status.message(), "the state was not read within 120 s");
+    // A request that gave none, as one that was cancelled, ends without.
+    let none = super::parts(Some(ReturnedState::new()));
+    assert_eq!(none.count().await, 0);
+}
