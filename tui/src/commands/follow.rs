@@ -71,6 +71,16 @@ pub(super) struct SavedFiles<'a> {
     pub(super) state: Option<&'a Path>,
 }
 
+impl SavedFiles<'_> {
+    /// Writes what can be written. What one file cannot hold is no reason to lose the other: neither comes again.
+    fn write(self, ended: &EndedRequest) -> Result<(), Failure> {
+        let Self { thoughts, state } = self;
+        let thoughts = thoughts.map(|path| thoughts::write(path, ended.thoughts.as_ref()));
+        let state = state.map(|path| states::write(path, ended.state.as_ref()));
+        [thoughts, state].into_iter().flatten().collect()
+    }
+}
+
 /// Runs a request of our own and shows it. Writes what there is to be saved to files.
 pub(super) async fn generate(
     daemon: &DaemonConnection,
@@ -83,13 +93,7 @@ pub(super) async fn generate(
     match run(daemon, asked, json, out, &mut interrupts).await? {
         Some(ended) => {
             ended.note(json);
-            if let Some(path) = files.thoughts {
-                thoughts::write(path, ended.thoughts.as_ref())?;
-            }
-            if let Some(path) = files.state {
-                states::write(path, ended.state.as_ref())?;
-            }
-            Ok(())
+            files.write(&ended)
         }
         None => Err(Failure::interrupted("the request was cancelled")),
     }
@@ -505,6 +509,30 @@ mod tests {
             full.starts_with("truncated at the context of 1,024 tokens"),
             "{full}"
         );
+    }
+
+    #[test]
+    fn what_cannot_be_saved_does_not_lose_the_rest() {
+        let folder = tempfile::tempdir().unwrap();
+        let [thoughts, state] = ["thoughts", "state"].map(|name| folder.path().join(name));
+        let ended = |has_thoughts: bool| EndedRequest {
+            started: None,
+            thoughts: has_thoughts.then(|| Thoughts {
+                layers: 1,
+                latents: 1,
+                hidden_size: 1,
+                means: vec![0.0],
+                log_variances: vec![0.0],
+            }),
+            state: (!has_thoughts).then(State::default),
+            done: GenerationDone::default(),
+        };
+        let files = SavedFiles {
+            thoughts: Some(&thoughts),
+            state: Some(&state),
+        };
+        assert!(files.write(&ended(false)).is_err() && state.exists());
+        assert!(files.write(&ended(true)).is_err() && thoughts.exists());
     }
 
     #[test]

@@ -28,13 +28,15 @@ use crate::output::Failure;
 const FORMAT: &str = "sluice state";
 /// The version of the file's format.
 const VERSION: &str = "1";
-/// Largest file, and largest state: the daemon takes no larger one.
+/// Largest state: the daemon takes no larger one.
 const BYTES_MAX: u64 = 128 << 20;
+/// Largest file. Its header tells of three tensors a layer, in less than a sixteenth of what the smallest layer has.
+const FILE_BYTES_MAX: u64 = BYTES_MAX + BYTES_MAX / 16;
 /// Bytes of a state that are sent at once.
 const CHUNK_BYTES: usize = 256 << 10;
 
 /// A state: what it is of, and its elements as they travel.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Default, Clone, PartialEq)]
 pub(super) struct State {
     header: SequenceState,
     bytes: Vec<u8>,
@@ -58,13 +60,13 @@ pub(super) fn read(path: &Path) -> Result<State, Failure> {
     let mut bytes = Vec::new();
     let file = File::open(path).map_err(failed)?;
     // Not by the length that the system tells: a pipe has none.
-    file.take(BYTES_MAX + 1)
+    file.take(FILE_BYTES_MAX + 1)
         .read_to_end(&mut bytes)
         .map_err(failed)?;
-    if bytes.len() as u64 > BYTES_MAX {
-        let most = units::bytes(BYTES_MAX);
+    if bytes.len() as u64 > FILE_BYTES_MAX {
+        let most = units::bytes(FILE_BYTES_MAX);
         return Err(Failure::new(format!(
-            "{shown} has more than {most}, which is the most that a state takes"
+            "{shown} has more than {most}, which is the most that a state's file takes"
         )));
     }
     parse(&bytes).map_err(|problem| {
@@ -272,6 +274,18 @@ mod tests {
         assert!(write(&nowhere, Some(&some(1))).is_err());
         let full = write(Path::new("/dev/full/state"), Some(&some(1)));
         assert!(full.is_err());
+    }
+
+    #[test]
+    fn the_largest_states_file_has_room_for_its_header() {
+        // Of the smallest layers, so that there are most of them.
+        let mut state = some(0);
+        state.header.hidden_size = 64;
+        let layer = 4 * (2 * 64 + 64 * 64);
+        state.header.layers = (BYTES_MAX / layer) as u32;
+        state.bytes = vec![0; state.header.layers as usize * layer as usize];
+        let file = serialized(&state).unwrap();
+        assert!(file.len() as u64 > BYTES_MAX && file.len() as u64 <= FILE_BYTES_MAX);
     }
 
     #[test]
