@@ -116,7 +116,7 @@ fn lines(operation: &Operation, result: &ScoreResult) -> Vec<String> {
     ];
     if let (Some(bound), Some(kl)) = (result.multi_sample_bound, result.kl_nats) {
         lines.push(format!(
-            "a lower bound in expectation, {kl:.4} nats of it for latents; by all draws together {bound:.4}, which is no lower"
+            "a lower bound in expectation, with {kl:.4} nats of KL divergence; that of all draws together: {bound:.4}"
         ));
     }
     if let Some(is_greedy) = result.is_greedy {
