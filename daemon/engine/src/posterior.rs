@@ -7,6 +7,7 @@
 
 use std::f64::consts::PI;
 
+use sluice_checkpoint::family::LatentInference;
 use sluice_formats::noise::Noise;
 
 /// Streams of random numbers that no other purpose uses.
@@ -62,6 +63,16 @@ impl Posterior {
             .collect()
     }
 
+    /// Latents at fresh noise, that of this draw of a seed.
+    #[must_use]
+    pub fn draw(&self, seed: u64, number: u64) -> LatentDraw {
+        let noise = latent_noise(self.mu.len(), seed, number);
+        LatentDraw {
+            z: self.at(&noise),
+            noise,
+        }
+    }
+
     /// KL divergence from the prior N(0, 1), in nats.
     #[must_use]
     pub fn kl(&self) -> f64 {
@@ -80,6 +91,15 @@ impl Posterior {
         all.clone().all(|value| value.is_finite())
             && self.log_var.iter().all(|value| value.abs() <= LOG_VAR_MAX)
     }
+}
+
+/// Latents of a posterior, and the noise that they are at.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LatentDraw {
+    /// The latents, layer after layer.
+    pub z: Vec<f32>,
+    /// An element for each of them.
+    pub noise: Vec<f32>,
 }
 
 /// Largest logarithm of a variance, either way.
@@ -105,6 +125,19 @@ pub struct FitOptions {
     pub weight_decay: f64,
     /// What the divergence from the prior counts.
     pub kl_weight: f64,
+}
+
+impl FitOptions {
+    /// As a model was trained, in at most so many steps.
+    #[must_use]
+    pub fn of(inference: &LatentInference, steps: usize) -> Self {
+        Self {
+            steps,
+            learning_rate: inference.learning_rate.into(),
+            weight_decay: 0.0,
+            kl_weight: inference.kl_weight.into(),
+        }
+    }
 }
 
 const BETAS: [f64; 2] = [0.9, 0.999];

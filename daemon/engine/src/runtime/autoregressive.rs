@@ -221,7 +221,7 @@ impl AutoregressiveRequest {
             saving,
             ..
         } = self;
-        let sequence = continuation.sequence().to_vec();
+        let mut sequence = continuation.sequence().to_vec();
         let mut result = continuation.generated();
         if let Some(worker) = keeper {
             let has_start = saving.has_start;
@@ -237,8 +237,9 @@ impl AutoregressiveRequest {
             }
             if !watch.storages.is_empty() && memory.is_reusable() && !has_start {
                 memory.settle();
+                sequence.truncate(memory.len());
                 worker.keep_prefix(KeptPrefix {
-                    tokens: sequence[..memory.len()].to_vec(),
+                    tokens: sequence,
                     memory,
                     storages: watch.storages,
                 });

@@ -12,7 +12,7 @@ use sluice_checkpoint::family::LatentInference;
 use crate::{
     event::{Event, Outcome, ScoreResult},
     model::network::{LatentGradient, LatentText},
-    posterior::{FitOptions, Posterior, PosteriorFit, latent_noise},
+    posterior::{FitOptions, LatentDraw, Posterior, PosteriorFit},
     request::Score,
 };
 
@@ -25,9 +25,9 @@ pub(super) struct LatentScore {
     fit: PosteriorFit,
     draws: usize,
     seed: u64,
-    /// The latents of the pass that comes, and their noise, which no other pass has.
-    z: Vec<f32>,
-    noise: Vec<f32>,
+    /// The latents of the pass that comes, at noise that no other pass has: at noise that something was fitted on there is
+    /// no bound.
+    draw: LatentDraw,
     /// The logarithm of `p(answer | z)` at each draw so far, and of the density of the prior over that of the posterior.
     found: Vec<[f64; 2]>,
     started: Instant,
@@ -37,34 +37,23 @@ impl LatentScore {
     /// An estimate for a model with so many elements of latents, which was trained like this.
     pub(super) fn new(request: &Score, inference: &LatentInference, elements: usize) -> Self {
         let options = FitOptions {
-            steps: request.think_steps.unwrap_or(inference.steps),
-            learning_rate: inference.learning_rate.into(),
-            weight_decay: 0.0,
             // What the bound counts, whatever the model was trained with.
             kl_weight: 1.0,
+            ..FitOptions::of(inference, request.think_steps.unwrap_or(inference.steps))
         };
-        let mut all = Self {
+        // From the prior on, where the divergence is 0.
+        let fit = PosteriorFit::new(Posterior::prior(elements), options);
+        Self {
             tokens: [request.prompt.as_slice(), &request.answer].concat(),
             // The first token of all is given, and the target of none.
             first_target: request.prompt.len().saturating_sub(1),
-            // From the prior on, where the divergence is 0.
-            fit: PosteriorFit::new(Posterior::prior(elements), options),
+            draw: fit.posterior.draw(request.seed, 0),
+            fit,
             draws: request.draws,
             seed: request.seed,
-            z: Vec::new(),
-            noise: Vec::new(),
             found: Vec::with_capacity(request.draws),
             started: Instant::now(),
-        };
-        all.draw();
-        all
-    }
-
-    /// Draws noise for the pass that comes: at noise that something was fitted on there is no bound.
-    fn draw(&mut self) {
-        let number = self.fit.steps() + self.found.len();
-        self.noise = latent_noise(self.fit.posterior.mu.len(), self.seed, number as u64);
-        self.z = self.fit.posterior.at(&self.noise);
+        }
     }
 
     fn is_fitted(&self) -> bool {
@@ -81,7 +70,7 @@ impl LatentScore {
             tokens: &self.tokens[..self.tokens.len() - 1],
             targets: &self.tokens[1..],
             first_target: self.first_target,
-            z: &self.z,
+            z: &self.draw.z,
             wants_gradient: !self.is_fitted(),
         }
     }
@@ -89,18 +78,19 @@ impl LatentScore {
     /// Takes the result of a pass.
     pub(super) fn take(&mut self, pass: &LatentGradient, emit: &mut dyn FnMut(Event)) {
         match self.is_fitted() {
-            false => self.fit.step(&self.noise, &pass.d_z),
+            false => self.fit.step(&self.draw.noise, &pass.d_z),
             true => {
-                let ratio = log_density_ratio(&self.fit.posterior, &self.z, &self.noise);
+                let ratio = log_density_ratio(&self.fit.posterior, &self.draw);
                 self.found.push([-pass.nll, ratio]);
             }
         }
+        let done = self.fit.steps() + self.found.len();
         emit(Event::ScoreProgress {
-            done: self.fit.steps() + self.found.len(),
+            done,
             total: self.fit.options().steps + self.draws,
         });
         if !self.is_done() {
-            self.draw();
+            self.draw = self.fit.posterior.draw(self.seed, done as u64);
         }
     }
 
@@ -120,8 +110,8 @@ impl LatentScore {
 }
 
 /// `log N(z; 0, 1) − log N(z; μ, σ²)` for `z = μ + σ ε`.
-fn log_density_ratio(posterior: &Posterior, z: &[f32], noise: &[f32]) -> f64 {
-    let each = z.iter().zip(noise).zip(&posterior.log_var);
+fn log_density_ratio(posterior: &Posterior, draw: &LatentDraw) -> f64 {
+    let each = draw.z.iter().zip(&draw.noise).zip(&posterior.log_var);
     let terms = each.map(|((&z, &noise), &log_var)| {
         let (z, noise) = (f64::from(z), f64::from(noise));
         noise * noise - z * z + f64::from(log_var)

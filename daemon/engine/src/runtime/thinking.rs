@@ -11,7 +11,7 @@ use crate::{
     error::EngineError,
     event::{PassCost, ThoughtReport, ThoughtStep},
     model::network::LatentGradient,
-    posterior::{FitOptions, Posterior, PosteriorFit, latent_noise},
+    posterior::{FitOptions, LatentDraw, Posterior, PosteriorFit},
     prior::{Prior, Sampler},
     request::Thinking,
 };
@@ -86,25 +86,16 @@ impl LatentSearch {
             (None, None) => near_zero(),
         };
         if steps == 0 {
-            return Self::Found(start.at(&latent_noise(elements, seed, WRITING_DRAW)));
+            return Self::Found(start.draw(seed, WRITING_DRAW).z);
         }
-        let fit = FitOptions {
-            steps,
-            learning_rate: inference.learning_rate.into(),
-            weight_decay: 0.0,
-            kl_weight: inference.kl_weight.into(),
-        };
-        let mut all = PosteriorInference {
-            fit: PosteriorFit::new(start, fit),
+        Self::Inferring(PosteriorInference {
+            draw: start.draw(seed, 0),
+            fit: PosteriorFit::new(start, FitOptions::of(inference, steps)),
             returns_posterior: thinking.returns_posterior,
             seed,
-            z: Vec::new(),
-            noise: Vec::new(),
             objectives: Vec::new(),
             started: Instant::now(),
-        };
-        all.draw();
-        Self::Inferring(all)
+        })
     }
 }
 
@@ -180,9 +171,8 @@ pub(super) struct PosteriorInference {
     fit: PosteriorFit,
     returns_posterior: bool,
     seed: u64,
-    /// The latents of the pass that comes, and their noise.
-    z: Vec<f32>,
-    noise: Vec<f32>,
+    /// The latents of the pass that comes, at fresh noise: what was fitted on noise has no bound with the same.
+    draw: LatentDraw,
     /// What is minimized, before each step.
     objectives: Vec<f64>,
     started: Instant,
@@ -191,14 +181,7 @@ pub(super) struct PosteriorInference {
 impl PosteriorInference {
     /// The latents of the pass that comes.
     pub(super) fn z(&self) -> &[f32] {
-        &self.z
-    }
-
-    /// Draws fresh noise for the pass that comes: what was fitted on noise has no bound with the same.
-    fn draw(&mut self) {
-        let elements = self.fit.posterior.mu.len();
-        self.noise = latent_noise(elements, self.seed, self.fit.steps() as u64);
-        self.z = self.fit.posterior.at(&self.noise);
+        &self.draw.z
     }
 
     /// Takes the result of a pass: the report, and the latents to write with if no step follows.
@@ -232,12 +215,11 @@ impl PosteriorInference {
             posterior: returned.then(|| Arc::new(self.fit.posterior.clone())),
         };
         if is_last {
-            let elements = self.fit.posterior.mu.len();
-            let noise = latent_noise(elements, self.seed, WRITING_DRAW);
-            return (report, Some(self.fit.posterior.at(&noise)));
+            let draw = self.fit.posterior.draw(self.seed, WRITING_DRAW);
+            return (report, Some(draw.z));
         }
-        self.fit.step(&self.noise, &found.d_z);
-        self.draw();
+        self.fit.step(&self.draw.noise, &found.d_z);
+        self.draw = (self.fit.posterior).draw(self.seed, self.fit.steps() as u64);
         (report, None)
     }
 }
