@@ -39,17 +39,11 @@ impl StateAccount {
     /// Takes the bytes of a state, which may be yet to come.
     fn take(self: &Arc<Self>, caller: Caller, bytes: u64) -> Result<HeldBytes, Failure> {
         let (all, of_user) = (STATES_BYTES_MAX, USER_STATES_BYTES_MAX);
-        let too_large = Failure::StateTooLarge {
+        let held = usize::try_from(bytes).ok().filter(|held| *held <= of_user);
+        let held = held.ok_or(Failure::StateTooLarge {
             bytes,
             max: of_user,
-        };
-        let held = usize::try_from(bytes).map_err(|_| too_large)?;
-        if held > of_user {
-            return Err(Failure::StateTooLarge {
-                bytes,
-                max: of_user,
-            });
-        }
+        })?;
         let mut counted = self.lock();
         if !counted.has_room(caller.user, held, all, of_user) {
             return Err(Failure::StatesFull);

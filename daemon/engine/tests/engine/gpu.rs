@@ -167,15 +167,20 @@ fn posteriors_of_latents_while_weights_are_streamed() {
     check_latents(DType::F32, some, 14);
 }
 
-/// What inference finds of a prompt at first and in the end, in nats, with weights in block formats.
-fn thoughts(number: DType, level: Level) -> [f64; 2] {
-    let engine = Engine::start(EngineOptions {
-        device: DeviceChoice::Cuda(0),
+/// An engine with two threads that computes in this dtype where a GPU has it.
+fn started(device: DeviceChoice, number: DType) -> Engine {
+    Engine::start(EngineOptions {
+        device,
         compute_dtype: Some(number),
         threads: 2,
         ..EngineOptions::default()
     })
-    .unwrap();
+    .unwrap()
+}
+
+/// What inference finds of a prompt at first and in the end, in nats, with weights in block formats.
+fn thoughts(number: DType, level: Level) -> [f64; 2] {
+    let engine = started(DeviceChoice::Cuda(0), number);
     let settings = PlanSettings {
         level,
         ..PlanSettings::default()
@@ -238,13 +243,7 @@ fn a_model_with_biases_and_shifted_logits() {
 
 /// What a small model writes on a device in these ways.
 fn written(device: DeviceChoice, ways: &[&str]) -> Vec<Vec<u32>> {
-    let engine = Engine::start(EngineOptions {
-        device,
-        compute_dtype: Some(DType::F32),
-        threads: 2,
-        ..EngineOptions::default()
-    })
-    .unwrap();
+    let engine = started(device, DType::F32);
     let settings = PlanSettings {
         level: Level::Off,
         ..PlanSettings::default()
@@ -285,13 +284,7 @@ fn keys_are_chosen_as_on_the_cpu() {
 /// Two answers to a prompt, the second from the state that was kept before its last token, one to a prompt that begins
 /// with the first answer, and the first in two halves, with a state between that was saved and given back.
 fn answers_from_states(device: DeviceChoice) -> Vec<Vec<u32>> {
-    let engine = Engine::start(EngineOptions {
-        device,
-        compute_dtype: Some(DType::F32),
-        threads: 2,
-        ..EngineOptions::default()
-    })
-    .unwrap();
+    let engine = started(device, DType::F32);
     let source = Source::Folder(fixture("rwkv7-tiny"));
     let model = engine.load_now(source, PlanSettings::default()).unwrap().id;
     let generate = |prompt: &[u32], length: usize, state: StateOptions| {
@@ -349,13 +342,7 @@ fn sample(device: DeviceChoice, has_prior: bool) -> (Option<Vec<f32>>, Vec<u32>,
     for (from, name) in &files[..if has_prior { 4 } else { 2 }] {
         fs::copy(fixture(from).join(name), folder.path().join(name)).unwrap();
     }
-    let engine = Engine::start(EngineOptions {
-        device,
-        compute_dtype: Some(DType::F32),
-        threads: 2,
-        ..EngineOptions::default()
-    })
-    .unwrap();
+    let engine = started(device, DType::F32);
     let settings = PlanSettings {
         level: Level::Off,
         ..PlanSettings::default()
