@@ -28,9 +28,9 @@ pub use self::{
     models::{ModelTable, ModelTables, ModelsFile},
     table::Config,
     values::{
-        ComputeDtype, Device, DiskReadLimit, Folders, IdleUnload, Listen, LogFilter, MaxSlowdown,
-        OptionalPath, PinnedMemoryLimit, SocketFolder, SocketPath, Threads, WeightCacheLimit,
-        Within,
+        ComputeDtype, Device, DiskReadLimit, Folders, IdleUnload, Listen, LogFilter, LogFormat,
+        MaxSlowdown, OptionalPath, PinnedMemoryLimit, SocketFolder, SocketPath, Threads,
+        WeightCacheLimit, Within,
     },
 };
 use self::{layers::Layers, table::ROWS};

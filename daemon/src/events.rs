@@ -71,6 +71,7 @@ pub fn generation(
         engine,
         full: finish_of_full_canvas(&serving, work),
         saw_lossy: false,
+        has_written: false,
         pass_totals: PassTotals::default(),
         committed: pinned,
         pinned,
@@ -112,6 +113,16 @@ impl RecordWriter {
 
     fn id(&self) -> u64 {
         self.record.id()
+    }
+
+    /// Marks the request as running, with its first event if it is a generation.
+    fn start(&self, first: Option<generation_event::Event>) {
+        let operation = self.record.operation();
+        let queued = operation.age();
+        self.record.start(first);
+        let prompt_tokens = operation.prompt_tokens();
+        self.requests.totals().started(queued, prompt_tokens);
+        self.requests.touched();
     }
 
     /// Ends the request, with its last event if it is a generation.
@@ -177,6 +188,8 @@ struct Generation {
     full: (v1::FinishReason, bool),
     /// A pass met other weights than the checkpoint's own.
     saw_lossy: bool,
+    /// A pass has committed something.
+    has_written: bool,
     pass_totals: PassTotals,
     states: StateSink,
 }
@@ -247,9 +260,7 @@ impl Generation {
             started.warnings = self.advised.warnings(plan.level, started.estimated_ms);
         }
         self.writer
-            .record
             .start(Some(generation_event::Event::Started(started)));
-        self.writer.requests.touched();
     }
 
     fn pass(&mut self, report: &PassReport) {
@@ -259,7 +270,11 @@ impl Generation {
         // A pass may turn committed positions into masks again; they must not be counted twice.
         let committed = report.committed.saturating_sub(self.committed);
         self.committed = report.committed;
-        self.writer.requests.totals().pass(committed as u64);
+        let totals = self.writer.requests.totals();
+        totals.pass(&report.cost, committed as u64);
+        if committed > 0 && !std::mem::replace(&mut self.has_written, true) {
+            totals.first_token(self.writer.record.operation().age());
+        }
         let pass = v1::GenerationPass {
             request_id: self.writer.id(),
             passes: report.passes as u32,

@@ -78,9 +78,9 @@ fn main() -> ExitCode {
             eprintln!("sluiced: cannot continue in the background: {error}");
             return ExitCode::from(exit::FAILURE);
         }
-        logging::start_in(log, &config.log.value);
+        logging::start_in(log, &config.log.value, config.log_format.value);
     } else {
-        logging::start(&config.log.value);
+        logging::start(&config.log.value, config.log_format.value);
     }
     ExitCode::from(lifecycle::run(&config, arguments.background.is_none()))
 }

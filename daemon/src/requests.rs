@@ -1,20 +1,21 @@
 //! The records of requests, found by id while they wait and run, and for a while after.
 
 mod record;
+mod totals;
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    sync::{
-        Arc, Mutex, MutexGuard, Weak,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, Weak},
 };
 
 use sluice_engine::{Engine, runtime::RequestTicket};
-use sluice_proto::v1::{self, generation_event::Event};
+use sluice_proto::v1::generation_event::Event;
 
 use self::record::RequestHandle;
-pub use self::record::{RecordReader, RequestDescription, RequestEnd, RequestRecord};
+pub use self::{
+    record::{RecordReader, RequestDescription, RequestEnd, RequestRecord},
+    totals::RequestTotals,
+};
 use crate::caller::Caller;
 use crate::operations::{ChangeNotifier, OperationDescription, Operations};
 
@@ -22,57 +23,6 @@ use crate::operations::{ChangeNotifier, OperationDescription, Operations};
 pub const ENDED_MAX: usize = 64;
 /// Bytes that the events of ended requests may take together, as encoded messages.
 pub const ENDED_BYTES_MAX: usize = 16 << 20;
-
-/// Counters since the daemon started.
-#[derive(Debug, Default)]
-pub struct RequestTotals {
-    done: AtomicU64,
-    cancelled: AtomicU64,
-    failed: AtomicU64,
-    refused: AtomicU64,
-    passes: AtomicU64,
-    tokens_committed: AtomicU64,
-}
-
-impl RequestTotals {
-    /// Counts a request that was not admitted.
-    pub fn refused(&self) {
-        add(&self.refused, 1);
-    }
-
-    /// Counts a pass and the tokens that it committed.
-    pub fn pass(&self, committed: u64) {
-        add(&self.passes, 1);
-        add(&self.tokens_committed, committed);
-    }
-
-    fn ended(&self, ending: &RequestEnd) {
-        match ending {
-            RequestEnd::Done(_) => add(&self.done, 1),
-            RequestEnd::Cancelled => add(&self.cancelled, 1),
-            RequestEnd::Failed(_) => add(&self.failed, 1),
-        }
-    }
-
-    /// The counters as a wire message.
-    #[must_use]
-    pub fn to_wire(&self) -> v1::RequestTotals {
-        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        v1::RequestTotals {
-            done_requests: read(&self.done),
-            cancelled_requests: read(&self.cancelled),
-            failed_requests: read(&self.failed),
-            refused_requests: read(&self.refused),
-            passes: read(&self.passes),
-            committed_tokens: read(&self.tokens_committed),
-        }
-    }
-}
-
-/// Relaxed: counters for people, which order no other memory.
-fn add(counter: &AtomicU64, count: u64) {
-    counter.fetch_add(count, Ordering::Relaxed);
-}
 
 /// The requests that wait or run, and the last ones that ended.
 pub struct Requests {
@@ -156,7 +106,7 @@ impl Requests {
             return;
         }
         // Totals first, then the operation, then the events: whoever reads the last event finds the other two.
-        self.totals.ended(&ending);
+        self.totals.ended(&ending, record.operation().age());
         self.operations
             .end(record.operation(), ending.clone().result());
         record.end(last, &ending);

@@ -16,8 +16,8 @@ use sluice_shared::{
 
 use super::{
     ComputeDtype, ConfigError, Device, DiskReadLimit, Folders, IdleUnload, Listen, LogFilter,
-    MaxSlowdown, ModelsFile, OptionalPath, PinnedMemoryLimit, Setting, SettingSource, SocketPath,
-    Threads, WeightCacheLimit, Within,
+    LogFormat, MaxSlowdown, ModelsFile, OptionalPath, PinnedMemoryLimit, Setting, SettingSource,
+    SocketPath, Threads, WeightCacheLimit, Within,
     layers::{
         self,
         BuiltIn::{self, BySize, Computed, Is},
@@ -383,5 +383,12 @@ settings! {
         value: "FILTER",
         form: Text,
         built_in: Is("info"),
+    }
+
+    /// Form of the log: text, or json for one object a line, with a request's id as `request`
+    log_format: LogFormat {
+        value: "FORMAT",
+        form: Text,
+        built_in: Is("text"),
     }
 }

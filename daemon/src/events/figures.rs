@@ -105,10 +105,7 @@ struct FigureWriter<F> {
 impl<F: Figures> FigureWriter<F> {
     fn take(&mut self, event: Event) {
         match event {
-            Event::Started { .. } => {
-                self.home.record.start(None);
-                self.home.requests.touched();
-            }
+            Event::Started { .. } => self.home.start(None),
             Event::ScoreProgress { done, total } => {
                 let operation = self.home.record.operation();
                 operation.request(|request| request.passes = done as u32);

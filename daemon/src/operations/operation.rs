@@ -362,6 +362,19 @@ impl Operation {
         started.map_or(0.0, |started| ms(started.at, Instant::now()))
     }
 
+    /// Time since the operation was asked for.
+    pub(crate) fn age(&self) -> Duration {
+        self.created.at.elapsed()
+    }
+
+    /// Tokens of a request's prompt; 0 for all else, and before they are counted.
+    pub(crate) fn prompt_tokens(&self) -> usize {
+        match self.status.borrow().detail.as_deref() {
+            Some(Detail::Request(request)) => request.prompt_tokens as usize,
+            _ => 0,
+        }
+    }
+
     /// Bytes of weights that a load has read, and the total where it is known; `(0, None)` until it reads.
     #[must_use]
     pub fn loaded_bytes(&self) -> (u64, Option<u64>) {

@@ -1,5 +1,6 @@
 //! Late joiners, slow readers, and what is forgotten.
 
+use sluice_proto::v1;
 use tonic::Status;
 
 use super::*;

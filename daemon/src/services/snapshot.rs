@@ -7,7 +7,7 @@ use sluice_ops::{device::LiveStats, ledger};
 use sluice_proto::{PROTOCOL, v1};
 
 use super::Daemon;
-use crate::translate;
+use crate::{failure::Failure, translate};
 
 /// A snapshot of the daemon now. Live figures of the GPU may be a second old.
 pub(super) async fn snapshot(daemon: &Daemon) -> v1::Snapshot {
@@ -15,12 +15,11 @@ pub(super) async fn snapshot(daemon: &Daemon) -> v1::Snapshot {
         Some(gpu) => daemon.gpu_figures.of(gpu).await,
         None => None,
     };
-    let state = if daemon.is_draining() {
-        v1::DaemonState::Draining
-    } else if daemon.models.serving().is_ok() {
-        v1::DaemonState::Ready
-    } else {
-        v1::DaemonState::NoModel
+    let state = match daemon.models.serving() {
+        _ if daemon.is_draining() => v1::DaemonState::Draining,
+        Ok(_) => v1::DaemonState::Ready,
+        Err(Failure::ModelLoading { .. }) => v1::DaemonState::Loading,
+        Err(_) => v1::DaemonState::NoModel,
     };
     let queue = daemon.engine.queue();
     // Read once: figures of one picture agree, whatever the engine does meanwhile.

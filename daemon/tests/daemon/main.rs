@@ -22,6 +22,7 @@ mod load;
 mod loads;
 mod memory;
 mod mutated_tokenizers;
+mod observing;
 mod optimizing;
 mod peers;
 mod planning;

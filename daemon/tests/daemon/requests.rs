@@ -85,7 +85,7 @@ async fn a_full_queue_refuses_at_once() {
     let snapshot = daemon.snapshot().await;
     let queue = snapshot.queue.unwrap();
     assert_eq!((queue.capacity, queue.waiting, queue.running), (1, 1, 1));
-    assert_eq!(snapshot.totals.unwrap().refused_requests, 1);
+    assert_eq!(snapshot.totals.as_ref().unwrap().refused_requests, 1);
     let states: Vec<_> = snapshot.requests().map(v1::Operation::state).collect();
     assert_eq!(
         states,

@@ -53,7 +53,10 @@ impl History {
         }
         let counts = CounterSample {
             at_ms: now_ms,
-            tokens: snapshot.totals.map(|totals| totals.committed_tokens),
+            tokens: snapshot
+                .totals
+                .as_ref()
+                .map(|totals| totals.committed_tokens),
             streamed_bytes: snapshot.passes.map(|measured| measured.streamed_bytes),
         };
         let before = self.before.replace(counts);
