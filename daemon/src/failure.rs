@@ -99,6 +99,12 @@ pub enum Failure {
         /// The reason.
         reason: String,
     },
+    /// A request names a model that is not loaded, and may not have it loaded.
+    #[error("the model {model} is not loaded")]
+    ModelNotLoaded {
+        /// The model's name.
+        model: String,
+    },
     /// One load at a time.
     #[error("the model {model} is loading; one model loads at a time")]
     LoadInProgress {

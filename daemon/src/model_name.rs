@@ -49,6 +49,12 @@ impl ModelName {
         }
     }
 
+    /// Whether both lie at one place, or both are the one inside the program.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.path == other.path
+    }
+
     /// What a job that reads it says of its input: the path, or the name of the model inside the program.
     #[must_use]
     pub fn input(&self) -> String {

@@ -39,6 +39,15 @@ pub struct ServingModel {
     pub restore_point: RestorePoint,
 }
 
+/// The model that a request for text is for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MeantModel {
+    /// Whichever is the present one.
+    Present,
+    /// The one that the request names.
+    Named(ModelName),
+}
+
 /// Where `restore` leads: to what the model was loaded with, but for what was only remembered from before.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct RestorePoint {
@@ -237,6 +246,23 @@ impl Models {
             });
         }
         Err(EngineError::NoModel.into())
+    }
+
+    /// The model to serve a request with.
+    ///
+    /// # Errors
+    /// Why there is none, or that it is not the one that the request names.
+    pub fn serving_as(&self, meant: &MeantModel) -> Result<ServingModel, Failure> {
+        let MeantModel::Named(name) = meant else {
+            return self.serving();
+        };
+        let serving = self.serving()?;
+        match serving.name.is_same(name) {
+            true => Ok(serving),
+            false => Err(Failure::ModelNotLoaded {
+                model: name.name.clone(),
+            }),
+        }
     }
 
     /// All that can be said of models: the serving one first, the embedded one always.

@@ -132,6 +132,8 @@ pub struct Pin {
 /// A checked [`v1::GenerateRequest`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Generation {
+    /// The model that is to write: the present one, or one by its name.
+    pub model: ModelRef,
     /// What to start from.
     pub input: Input,
     /// Positions decoded together, at least 1.
@@ -199,6 +201,8 @@ impl KindOptions {
 /// A checked [`v1::ScoreRequest`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scoring {
+    /// The model that is asked: the present one, or one by its name.
+    pub model: ModelRef,
     /// What the answer follows.
     pub prompt: Prompt,
     /// The answer whose likelihood is asked for.
@@ -271,6 +275,7 @@ impl Generation {
             },
         };
         Ok(Self {
+            model: ModelRef::of_request(wire.model)?,
             input,
             block_length: at_least_one("block_length", wire.block_length)?,
             sampling,
@@ -299,6 +304,7 @@ impl TryFrom<v1::ScoreRequest> for Scoring {
             Answer::AnswerTokens(tokens) => PinContent::Tokens(ids("answer_tokens", tokens)?),
         };
         Ok(Self {
+            model: ModelRef::of_request(wire.model)?,
             prompt,
             answer,
             draws: at_least_one("draws", wire.draws)?,

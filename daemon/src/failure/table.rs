@@ -102,6 +102,11 @@ fn row(failure: &Failure) -> ErrorRow {
                 )
                 .figure("model", model)
         }
+        Failure::ModelNotLoaded { model } => {
+            ErrorRow::new(Code::FailedPrecondition, "MODEL_NOT_LOADED")
+                .hint(format!("load it first: sluice load {model}"))
+                .figure("model", model)
+        }
         Failure::LoadInProgress { model } => ErrorRow::new(Code::Unavailable, "LOAD_IN_PROGRESS")
             .hint("try again once it is loaded; sluice list shows the progress")
             .figure("model", model)

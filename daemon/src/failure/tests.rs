@@ -61,6 +61,7 @@ fn name(failure: &Failure) -> &'static str {
         F::PinTwice { .. } => "pin twice",
         F::ModelLoading { .. } => "model loading",
         F::ModelFailed { .. } => "model failed",
+        F::ModelNotLoaded { .. } => "model not loaded",
         F::LoadInProgress { .. } => "load in progress",
         F::UnknownShape { .. } => "preset",
         F::TooLargeForBudget(_) => "too large for the budget",
@@ -180,7 +181,7 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
 }
 
 /// Variants that [`name`] knows.
-const VARIANTS: usize = 198;
+const VARIANTS: usize = 199;
 
 /// An example of each variant with its code; of `Io`, one of each kind that matters.
 async fn all() -> Vec<(Failure, Code)> {
@@ -391,6 +392,7 @@ async fn all() -> Vec<(Failure, Code)> {
             },
             FailedPrecondition,
         ),
+        (F::ModelNotLoaded { model: text() }, FailedPrecondition),
         (F::LoadInProgress { model: text() }, Unavailable),
         (
             F::NothingToChange(Box::new(engine(EngineError::NoModel))),

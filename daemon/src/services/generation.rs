@@ -27,7 +27,7 @@ use crate::{
     caller::Caller,
     events,
     failure::Failure,
-    models::ServingModel,
+    models::{MeantModel, ServingModel},
     prepare::{self, RequestDefaults},
     requests::{RecordReader, RequestDescription, RequestRecord},
     role::Role,
@@ -88,10 +88,10 @@ impl GenerationService for Service {
         let caller = terms.caller;
         let message = request.into_inner();
         self.0.check_open()?;
-        let check = Scoring::try_from(message.clone()).map(drop);
-        let make = move |daemon: Arc<Daemon>, waited| {
+        let check = Scoring::try_from(message.clone()).map(|checked| checked.model);
+        let make = move |daemon: Arc<Daemon>, model, waited| {
             let message = message.clone();
-            async move { daemon.admit_scoring(caller, message, waited).await }
+            async move { daemon.admit_scoring(caller, message, &model, waited).await }
         };
         let kind = OperationKind::Score;
         let request = requests::admit(&self.0, terms, (kind, check), make).await?;
@@ -131,12 +131,13 @@ impl Service {
         states: CallStates,
     ) -> Result<OwnedRequest, Status> {
         let caller = terms.caller;
-        let check = states.check(message.clone()).map(drop);
-        let make = move |daemon: Arc<Daemon>, waited| {
+        let check = states.check(message.clone());
+        let check = check.map(|checked| checked.model);
+        let make = move |daemon: Arc<Daemon>, model, waited| {
             let (message, states) = (message.clone(), states.clone());
             async move {
                 daemon
-                    .admit_generation(caller, (message, states), waited)
+                    .admit_generation(caller, (message, states), &model, waited)
                     .await
             }
         };
@@ -167,12 +168,13 @@ impl Daemon {
         &self,
         caller: Caller,
         (message, states): (v1::GenerateRequest, CallStates),
+        model: &MeantModel,
         waited: Option<Arc<RequestRecord>>,
     ) -> Result<Arc<RequestRecord>, Failure> {
         self.check_open()?;
         let checked = states.check(message)?;
         let options = states.options();
-        let serving = self.models.serving()?;
+        let serving = self.models.serving_as(model)?;
         let engine = self.engine.clone();
         let defaults = RequestDefaults {
             preset: self.default_preset,
@@ -238,11 +240,12 @@ impl Daemon {
         &self,
         caller: Caller,
         message: v1::ScoreRequest,
+        model: &MeantModel,
         waited: Option<Arc<RequestRecord>>,
     ) -> Result<Arc<RequestRecord>, Failure> {
         self.check_open()?;
         let checked = Scoring::try_from(message)?;
-        let serving = self.models.serving()?;
+        let serving = self.models.serving_as(model)?;
         let (work, serving) = self
             .prepare(caller.share(), serving, move |serving, patience| {
                 prepare::scoring(checked, serving, patience)

@@ -122,8 +122,8 @@ impl OptimizerService for Service {
         let caller = terms.caller;
         let message = request.into_inner();
         self.0.check_open()?;
-        let check = Measuring::try_from(message.clone()).map(drop);
-        let make = move |daemon: Arc<Daemon>, waited| {
+        let check = Measuring::try_from(message.clone()).map(|_| ModelRef::Loaded);
+        let make = move |daemon: Arc<Daemon>, _, waited| {
             let message = message.clone();
             async move { daemon.admit_measurement(caller, message, waited).await }
         };

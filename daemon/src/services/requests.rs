@@ -12,7 +12,7 @@ use std::{
 use futures_util::stream::{self, Stream};
 use sluice_engine::{ShareKey, Work, event::EventSink};
 use sluice_proto::{
-    model::InvalidField,
+    model::{InvalidField, ModelRef},
     v1::{self, OperationKind},
 };
 use sluice_tokenizer::{Patience, limits::SESSION_WAIT_MAX};
@@ -27,7 +27,7 @@ use super::{
 use crate::{
     caller::Caller,
     failure::Failure,
-    models::ServingModel,
+    models::{MeantModel, ServingModel},
     requests::{RecordReader, RequestDescription, RequestRecord},
 };
 
@@ -35,25 +35,26 @@ use crate::{
 pub(super) type ResponseStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 /// Admits a request, or lets it wait for a model that loads or for room in the engine's queue. The returned request belongs
-/// to the call. `check` holds the rules that do not depend on the model: a request that breaks one is refused at once, not after the load.
+/// to the call. `check` holds the rules that do not depend on the model, and which model is named: a request that breaks one is
+/// refused at once, not after the load.
 pub(super) async fn admit<F>(
     daemon: &Arc<Daemon>,
     terms: CallTerms,
-    (kind, check): (OperationKind, Result<(), InvalidField>),
-    make: impl Fn(Arc<Daemon>, Option<Arc<RequestRecord>>) -> F + Send + Sync + 'static,
+    (kind, check): (OperationKind, Result<ModelRef, InvalidField>),
+    make: impl Fn(Arc<Daemon>, MeantModel, Option<Arc<RequestRecord>>) -> F + Send + Sync + 'static,
 ) -> Result<OwnedRequest, Status>
 where
     F: Future<Output = Result<Arc<RequestRecord>, Failure>> + Send + 'static,
 {
     let maker = daemon.clone();
     let (message, deadline) = (terms.message.clone(), terms.deadline);
-    let make: AdmitFn = Box::new(move |record| {
-        // It counts as long as the request can be made of it.
-        let _ = &message;
-        Box::pin(make(maker.clone(), record))
-    });
     let admission = async {
-        check?;
+        let model = daemon.meant(terms.caller, check?).await?;
+        let make: AdmitFn = Box::new(move |record| {
+            // It counts as long as the request can be made of it.
+            let _ = &message;
+            Box::pin(make(maker.clone(), model.clone(), record))
+        });
         waiting::admit(daemon, terms, kind, make).await
     };
     let admitted = Deadline::limit(deadline, admission).await;
@@ -82,6 +83,24 @@ impl Drop for Presence {
 }
 
 impl Daemon {
+    /// The model that a request for text means. Who names one that serves need not wait for the disk.
+    async fn meant(
+        self: &Arc<Self>,
+        caller: Caller,
+        model: ModelRef,
+    ) -> Result<MeantModel, Failure> {
+        let ModelRef::Name(name) = &model else {
+            return Ok(MeantModel::Present);
+        };
+        if let Ok(serving) = self.models.serving()
+            && serving.name.name == *name
+        {
+            return Ok(MeantModel::Named(serving.name));
+        }
+        let _place = self.listing.enter(caller.share()).await?;
+        Ok(MeantModel::Named(self.resolve(caller, model).await?))
+    }
+
     /// Prepares a request, which tokenizes text, on a blocking thread. [`crate::limits::PREPARING_MAX`] bounds how many do at once.
     pub(super) async fn prepare<T: Send + 'static>(
         &self,

@@ -32,6 +32,7 @@ mod requests;
 mod roles;
 mod services;
 mod settings;
+mod several_models;
 mod shutdown;
 mod sockets;
 mod states;

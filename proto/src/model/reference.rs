@@ -44,6 +44,17 @@ impl From<By> for Option<v1::ModelRef> {
 }
 
 impl ModelRef {
+    /// The model that a request for text names; empty: the loaded one.
+    ///
+    /// # Errors
+    /// When the name is longer than any.
+    pub fn of_request(name: String) -> Result<Self, InvalidField> {
+        match name.is_empty() {
+            true => Ok(Self::Loaded),
+            false => Ok(Self::Name(bounded("model", name)?)),
+        }
+    }
+
     /// A model with weights that the request itself names.
     ///
     /// # Errors
@@ -122,6 +133,10 @@ mod tests {
         assert_eq!(read(By::Path("/m".to_owned())), Ok(path()));
         let shape = || ModelRef::Shape("llada-8b".to_owned());
         assert_eq!(read(By::Shape("llada-8b".to_owned())), Ok(shape()));
+
+        assert_eq!(ModelRef::of_request(String::new()), Ok(ModelRef::Loaded));
+        assert_eq!(ModelRef::of_request("o/m".to_owned()), Ok(name()));
+        assert!(ModelRef::of_request("n".repeat(4097)).is_err());
 
         assert_eq!(path().named(), Ok(path()));
         assert_eq!(ModelRef::Loaded.with_weights(), Ok(ModelRef::Loaded));

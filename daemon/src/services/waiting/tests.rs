@@ -10,6 +10,7 @@ use std::{
 use futures_util::{FutureExt, StreamExt, stream::BoxStream};
 use sluice_engine::{Engine, EngineOptions, runtime::RequestTicket};
 use sluice_hub::Access;
+use sluice_proto::model::ModelRef;
 use sluice_shared::preset::Preset;
 use tonic::{Code, Status, metadata::MetadataMap};
 
@@ -103,8 +104,8 @@ impl Taker {
 
     async fn ask_by(&self, daemon: &Arc<Daemon>, terms: CallTerms) -> Result<Answers, Status> {
         let taker = self.clone();
-        let make = move |daemon: Arc<Daemon>, waited| ready(taker.take(&daemon, waited));
-        let kind = (OperationKind::Generate, Ok(()));
+        let make = move |daemon: Arc<Daemon>, _, waited| ready(taker.take(&daemon, waited));
+        let kind = (OperationKind::Generate, Ok(ModelRef::Loaded));
         let request = requests::admit(daemon, terms, kind, make).await?;
         Ok(request.events().boxed())
     }
