@@ -52,8 +52,8 @@ const FORMER_NAMES: [(&str, &str); 22] = [
     ("WeightSwitch.total_steps", "steps"),
 ];
 
-/// The one field of bytes that may hold a part of a character.
-const PIECE: &str = "sluice.v1.CanvasToken.piece";
+/// Fields of bytes that may hold a part of a character.
+const PIECES: [&str; 2] = ["sluice.v1.CanvasToken.piece", "sluice.v1.TopLogprob.piece"];
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=sluice");
@@ -225,13 +225,15 @@ fn with_message(
 
 fn field_attribute(path: &str, field: &FieldDescriptorProto, is_saved: bool) -> Option<String> {
     let is_time = field.r#type() == Type::Double && field.name().ends_with("_ms");
-    let is_probability = field.r#type() == Type::Float && field.label() != Label::Repeated;
+    let is_probability = field.r#type() == Type::Float && field.proto3_optional();
     let attribute = match field.r#type() {
         Type::Enum => {
             let of = field.type_name().rsplit('.').next().unwrap_or_default();
             format!("with = \"crate::json::Named::<crate::v1::{of}>\"")
         }
-        Type::Bytes if path == PIECE => "flatten, with = \"crate::json::piece\"".to_owned(),
+        Type::Bytes if PIECES.contains(&path) => {
+            "flatten, with = \"crate::json::piece\"".to_owned()
+        }
         Type::Bytes if field.label() != Label::Repeated => {
             "with = \"crate::json::text\"".to_owned()
         }

@@ -14,7 +14,7 @@ use sluice_engine::{
     decode::VisibleText,
     event::{
         CanvasPosition, EventSink, FinishReason, GenerationResult, PassCost, PassPhases,
-        PassReport, ThoughtReport, ThoughtStep, TokenState,
+        PassReport, ThoughtReport, ThoughtStep, TokenLogprobs, TokenState,
     },
     runtime::SwitchProgress,
     saved_state::SavedState,
@@ -604,8 +604,21 @@ fn canvas_tokens(positions: &[CanvasPosition], serving: &ServingModel) -> Vec<v1
         }
         .into(),
         is_fresh: position.is_fresh,
+        logprobs: (position.logprobs.as_deref()).map(|logprobs| token_logprobs(logprobs, serving)),
     };
     positions.iter().map(to_wire).collect()
+}
+
+fn token_logprobs(logprobs: &TokenLogprobs, serving: &ServingModel) -> v1::TokenLogprobs {
+    let top = |&(id, logprob): &(u32, f32)| v1::TopLogprob {
+        id,
+        piece: piece(serving, id).to_vec(),
+        logprob,
+    };
+    v1::TokenLogprobs {
+        logprob: logprobs.chosen,
+        top: logprobs.top.iter().map(top).collect(),
+    }
 }
 
 fn piece(serving: &ServingModel, id: u32) -> &[u8] {
@@ -629,6 +642,7 @@ mod tests {
             confidence: None,
             state,
             is_fresh: false,
+            logprobs: None,
         };
         use TokenState::{Committed, Provisional};
         for (policy, certain) in [("threshold", [1, 2, 2, 2]), ("revoke", [0, 0, 0, 2])] {

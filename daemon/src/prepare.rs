@@ -99,7 +99,7 @@ pub fn generation(
     let mut told_limits = Vec::new();
     let mut texts = TextEncoder::new(serving, patience);
     check_size(&request, texts.text_bytes_max())?;
-    let (diffusion, stops) = request.kind_options.into_parts();
+    let (diffusion, autoregressive) = request.kind_options.into_parts();
     let mut told = Vec::new();
     let is_edit = matches!(request.input, Input::Edit { .. });
     let (prompt, canvas) = match request.input {
@@ -193,7 +193,10 @@ pub fn generation(
         policy: PolicyChoice::default(),
         decoding: Decoding::default(),
         sampling: sampler.sampling,
-        stops: stops.into_iter().map(String::into_bytes).collect(),
+        stops: (autoregressive.stops.into_iter())
+            .map(String::into_bytes)
+            .collect(),
+        top_logprobs: autoregressive.top_logprobs,
         seed: request.sampling.seed.map_or_else(draw_seed, Ok)?,
         thinking: None,
         state,
@@ -365,8 +368,10 @@ fn check_autoregressive(request: &Generation, serving: &ServingModel) -> Result<
             Some(what) => Err(EngineError::from(RequestError::OnlyMaskedDiffusion { what }).into()),
             None => Ok(()),
         },
-        KindOptions::Autoregressive { stops } if !stops.is_empty() => serving.tokenizer().map(drop),
-        KindOptions::Autoregressive { .. } | KindOptions::Unsaid => Ok(()),
+        KindOptions::Autoregressive(choice) if !choice.stops.is_empty() => {
+            serving.tokenizer().map(drop)
+        }
+        KindOptions::Autoregressive(_) | KindOptions::Unsaid => Ok(()),
     }
 }
 
@@ -413,7 +418,7 @@ fn check_size(request: &Generation, text_bytes_max: usize) -> Result<(), Failure
     };
     let pins = match &request.kind_options {
         KindOptions::Diffusion(choice) => &choice.pins[..],
-        KindOptions::Autoregressive { .. } | KindOptions::Unsaid => &[],
+        KindOptions::Autoregressive(_) | KindOptions::Unsaid => &[],
     };
     let pins = pins.iter().map(|pin| turns_size(&pin.content));
     let size = pins.fold(input, RequestSize::plus);

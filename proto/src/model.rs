@@ -14,7 +14,7 @@ use std::fmt::Display;
 pub use sluice_shared::sampling::{EosPolicy, KvCacheMode, Remasking, Sampling, SamplingOptions};
 use sluice_shared::{
     prior::{PriorSampling, PriorSolver},
-    sampling::{STOP_BYTES_MAX, STOPS_MAX, field_path},
+    sampling::{STOP_BYTES_MAX, STOPS_MAX, field_path, logprobs_problem},
 };
 
 pub use self::{
@@ -180,20 +180,26 @@ pub enum KindOptions {
     /// Of masked diffusion models.
     Diffusion(DiffusionChoice),
     /// Of autoregressive models.
-    Autoregressive {
-        /// Strings that end the text, none of them empty; few and short.
-        stops: Vec<String>,
-    },
+    Autoregressive(AutoregressiveChoice),
+}
+
+/// Checked [`v1::AutoregressiveOptions`].
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct AutoregressiveChoice {
+    /// Strings that end the text, none of them empty; few and short.
+    pub stops: Vec<String>,
+    /// The most probable tokens whose log-probabilities are told beside each token's, few; `None`: none are told.
+    pub top_logprobs: Option<usize>,
 }
 
 impl KindOptions {
     /// What is said for each kind; of one at least, nothing.
     #[must_use]
-    pub fn into_parts(self) -> (DiffusionChoice, Vec<String>) {
+    pub fn into_parts(self) -> (DiffusionChoice, AutoregressiveChoice) {
         match self {
             Self::Unsaid => Default::default(),
-            Self::Diffusion(choice) => (choice, Vec::new()),
-            Self::Autoregressive { stops } => (DiffusionChoice::default(), stops),
+            Self::Diffusion(choice) => (choice, AutoregressiveChoice::default()),
+            Self::Autoregressive(choice) => (DiffusionChoice::default(), choice),
         }
     }
 }
@@ -243,9 +249,9 @@ impl Generation {
         let kind_options = match wire.decoding {
             None => KindOptions::Unsaid,
             Some(Decoding::Diffusion(options)) => KindOptions::Diffusion(options.try_into()?),
-            Some(Decoding::Autoregressive(options)) => KindOptions::Autoregressive {
-                stops: stops(options.stop)?,
-            },
+            Some(Decoding::Autoregressive(options)) => {
+                KindOptions::Autoregressive(options.try_into()?)
+            }
         };
         let length = at_least_one("length", wire.length)?;
         let prompt = |prompt| Input::Prompt { prompt, length };
@@ -399,6 +405,22 @@ impl From<PriorSampling> for v1::PriorSampling {
         Self {
             solver: v1::PriorSolver::from(sampling.solver).into(),
             steps: (sampling.solver != PriorSolver::None).then_some(sampling.steps),
+        }
+    }
+}
+
+impl TryFrom<v1::AutoregressiveOptions> for AutoregressiveChoice {
+    type Error = InvalidField;
+
+    fn try_from(wire: v1::AutoregressiveOptions) -> Result<Self, InvalidField> {
+        let top_logprobs = wire.top_logprobs.map(|count| count as usize);
+        // What length and blocks allow is checked where they are known.
+        match top_logprobs.and_then(|count| logprobs_problem(count, 0, 0)) {
+            Some(problem) => Err(invalid("autoregressive.top_logprobs", problem)),
+            None => Ok(Self {
+                stops: stops(wire.stop)?,
+                top_logprobs,
+            }),
         }
     }
 }
@@ -612,7 +634,7 @@ mod tests {
 
     #[test]
     fn each_broken_field_is_named() {
-        let with = |change: fn(&mut v1::GenerateRequest)| {
+        let with = |change: &dyn Fn(&mut v1::GenerateRequest)| {
             let mut request = chat("hello");
             change(&mut request);
             problem(request)
@@ -620,7 +642,7 @@ mod tests {
         assert_eq!(problem(v1::GenerateRequest::default()), "input: is missing");
         assert_eq!(problem(chat(" \n")), "chat: the prompt is empty");
         assert_eq!(
-            with(|r| r.sampling_mut().eos_policy = 9),
+            with(&|r| r.sampling_mut().eos_policy = 9),
             "sampling.eos_policy: has no value 9"
         );
         let role = |role| {
@@ -641,34 +663,33 @@ mod tests {
         }
         assert_eq!(problem(crowd), "chat: has 4097 messages, more than 4096");
         assert_eq!(
-            with(|r| r.length = Some(0)),
+            with(&|r| r.length = Some(0)),
             "length: must be at least 1, not 0"
         );
         assert_eq!(
-            with(|r| r.sampling_mut().temperature = Some(f64::NAN)),
+            with(&|r| r.sampling_mut().temperature = Some(f64::NAN)),
             "sampling.temperature: must be a finite number of at least 0, not NaN"
         );
         assert_eq!(
-            with(|r| r.diffusion_mut().guidance = Some(-1.0)),
+            with(&|r| r.diffusion_mut().guidance = Some(-1.0)),
             "diffusion.guidance: must be a finite number of at least 0, not -1"
         );
         assert_eq!(
-            with(|r| r.sampling_mut().top_p = Some(0.0)),
+            with(&|r| r.sampling_mut().top_p = Some(0.0)),
             "sampling.top_p: must be above 0 and at most 1, not 0"
         );
         assert_eq!(
-            with(|r| {
+            with(&|r| {
                 let sampling = r.sampling_mut();
                 (sampling.greedy, sampling.temperature) = (true, Some(0.5));
             }),
             "sampling.temperature: is 0.5, but greedy draws nothing"
         );
-        let stop = |stop: Vec<String>| {
-            let mut request = chat("hello");
-            let options = v1::AutoregressiveOptions { stop };
-            request.decoding = Some(v1::generate_request::Decoding::Autoregressive(options));
-            problem(request)
-        };
+        let stop = |stop: Vec<String>| with(&|r| r.autoregressive_mut().stop = stop.clone());
+        assert_eq!(
+            with(&|r| r.autoregressive_mut().top_logprobs = Some(21)),
+            "autoregressive.top_logprobs: must be at most 20, not 21"
+        );
         assert_eq!(
             stop(vec!["END".into(), String::new()]),
             "autoregressive.stop: is empty and would end every text immediately"
@@ -682,7 +703,7 @@ mod tests {
             "autoregressive.stop: has 17 strings, more than 16"
         );
         assert_eq!(
-            with(|r| {
+            with(&|r| {
                 r.diffusion_mut().policy = Some(v1::CommitPolicy {
                     name: "hasty".into(),
                     ..Default::default()

@@ -125,6 +125,29 @@ pub const STOPS_MAX: usize = 16;
 /// Most bytes of a stop string.
 pub const STOP_BYTES_MAX: usize = 256;
 
+/// Most tokens whose log-probabilities are told beside a chosen token's.
+pub const TOP_LOGPROBS_MAX: usize = 20;
+/// Most log-probabilities of a request, all its tokens together: some 9 MiB of the daemon's memory.
+pub const LOGPROBS_MAX: usize = 1 << 17;
+/// Most log-probabilities of a block, which one message has.
+pub const BLOCK_LOGPROBS_MAX: usize = 1 << 13;
+
+/// What is wrong with asking for the log-probabilities of each token and of the `top` most probable ones, in a text of at most
+/// `length` tokens whose blocks have `block`; `None` if nothing is.
+#[must_use]
+pub fn logprobs_problem(top: usize, length: usize, block: usize) -> Option<String> {
+    if top > TOP_LOGPROBS_MAX {
+        return Some(format!("must be at most {TOP_LOGPROBS_MAX}, not {top}"));
+    }
+    [("a text", length, LOGPROBS_MAX), ("a block", block, BLOCK_LOGPROBS_MAX)]
+        .into_iter()
+        .find(|(_, tokens, max)| tokens.saturating_mul(1 + top) > *max)
+        .map(|(what, tokens, max)| {
+            let most = max / (1 + top);
+            format!("{what} of {tokens} tokens has too many log-probabilities; at most {most} tokens may have {top} and their own")
+        })
+}
+
 /// What is wrong with a temperature; `None` if nothing is.
 #[must_use]
 pub fn temperature_problem(temperature: f64) -> Option<String> {
@@ -198,5 +221,21 @@ mod tests {
             };
             assert_eq!(name(wrong), Some("repetition_penalty"));
         }
+    }
+
+    #[test]
+    fn log_probabilities_are_bounded_by_text_and_block() {
+        assert_eq!(logprobs_problem(20, 6241, 390), None);
+        assert_eq!(logprobs_problem(0, LOGPROBS_MAX, BLOCK_LOGPROBS_MAX), None);
+        let text = logprobs_problem(20, 6242, 390).unwrap();
+        assert!(
+            text.starts_with("a text of 6242 tokens has too many"),
+            "{text}"
+        );
+        let block = logprobs_problem(20, 6241, 391).unwrap();
+        assert!(
+            block.ends_with("at most 390 tokens may have 20 and their own"),
+            "{block}"
+        );
     }
 }

@@ -180,6 +180,9 @@ pub struct Generate {
     /// Recurrent models (RWKV-7): write the state after prompt and answer to FILE (safetensors)
     #[arg(long, value_name = "FILE")]
     pub save_state: Option<PathBuf>,
+    /// Autoregressive models: show each token's log-probability and those of the N most probable tokens, at most 20
+    #[arg(long, value_name = "N", conflicts_with_all = DIFFUSION_FLAGS)]
+    pub logprobs: Option<u32>,
     /// Print each event as a JSON object on its own line; the last is "done"
     #[arg(long)]
     pub json: bool,
@@ -187,6 +190,20 @@ pub struct Generate {
     #[command(flatten)]
     pub decoding: DecodingArgs,
 }
+
+/// Options that only masked diffusion models take.
+const DIFFUSION_FLAGS: [&str; 10] = [
+    "pins",
+    "preset",
+    "steps",
+    "guidance",
+    "remasking",
+    "policy",
+    "kv_cache",
+    "suffix_window",
+    "canvas_growth",
+    "speculate",
+];
 
 /// How to decode; the daemon knows the defaults and the limits.
 #[derive(Debug, Clone, Default, Args)]
@@ -462,9 +479,7 @@ impl DecodingDetails {
         }
         let diffusion = self.diffusion(preset);
         if !self.stop.is_empty() {
-            let stop = self.stop.clone();
-            let options = v1::AutoregressiveOptions { stop };
-            request.decoding = Some(Decoding::Autoregressive(options));
+            request.autoregressive_mut().stop = self.stop.clone();
         } else if diffusion != v1::DiffusionOptions::default() {
             request.decoding = Some(Decoding::Diffusion(diffusion));
         }

@@ -13,6 +13,7 @@ mod input;
 mod jobs;
 mod library;
 mod load;
+mod logprobs;
 mod models;
 mod offline;
 mod operations;

@@ -5,7 +5,9 @@ use sluice_shared::{
     decoding::{BRANCHES_MAX, CanvasGrowth, Decoding, Speculation},
     policy::PolicyChoice,
     prior::PriorSolver,
-    sampling::{KvCacheMode, Remasking, STOP_BYTES_MAX, STOPS_MAX, Sampling, field_path},
+    sampling::{
+        KvCacheMode, Remasking, STOP_BYTES_MAX, STOPS_MAX, Sampling, field_path, logprobs_problem,
+    },
 };
 use sluice_weights::LayerKind;
 
@@ -160,6 +162,7 @@ impl Generate {
             ("sampling.min_p", min_p.is_some()),
             ("sampling.repetition_penalty", repetition_penalty.is_some()),
             ("autoregressive.stop", !self.stops.is_empty()),
+            ("autoregressive.top_logprobs", self.top_logprobs.is_some()),
         ];
         if let Some((what, _)) = asked.into_iter().find(|(_, is_asked)| *is_asked) {
             return Err(RequestError::OnlyAutoregressive { what });
@@ -313,6 +316,15 @@ impl Generate {
             );
             return Err(RequestError::Sampling {
                 what: "autoregressive.stop",
+                problem,
+            });
+        }
+        let problem = self
+            .top_logprobs
+            .and_then(|top| logprobs_problem(top, self.canvas.len(), self.block_length));
+        if let Some(problem) = problem {
+            return Err(RequestError::Sampling {
+                what: "autoregressive.top_logprobs",
                 problem,
             });
         }

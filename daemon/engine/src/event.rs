@@ -260,7 +260,7 @@ impl AddAssign for PassPhases {
 }
 
 /// A position of the part to fill.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct CanvasPosition {
     /// The index, counted from the first position to fill.
     pub position: usize,
@@ -272,6 +272,32 @@ pub struct CanvasPosition {
     pub state: TokenState,
     /// Whether this pass committed it.
     pub is_fresh: bool,
+    /// Log-probabilities, where they were asked for; of tokens of autoregressive models alone.
+    pub logprobs: Option<Arc<TokenLogprobs>>,
+}
+
+impl CanvasPosition {
+    /// A position that no pass has predicted.
+    pub(crate) fn unpredicted(position: usize, token: Option<u32>, state: TokenState) -> Self {
+        Self {
+            position,
+            token,
+            confidence: None,
+            state,
+            is_fresh: false,
+            logprobs: None,
+        }
+    }
+}
+
+/// Log-probabilities of a token and of the most probable ones in its place, in nats: of the softmax of the model's own
+/// logits, before anything that a request asks for changes them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TokenLogprobs {
+    /// The chosen token's.
+    pub chosen: f32,
+    /// The most probable tokens and theirs, the most probable first; of equal ones the lower id.
+    pub top: Vec<(u32, f32)>,
 }
 
 /// How final a token is.

@@ -60,6 +60,9 @@ pub struct Generate {
     pub sampling: Sampling,
     /// Strings that end the text where they begin; for autoregressive models only.
     pub stops: Vec<Vec<u8>>,
+    /// How many of the most probable tokens are told with their log-probabilities, beside each token's own; `None`: none
+    /// are told. For autoregressive models only.
+    pub top_logprobs: Option<usize>,
     /// Seed of all randomness.
     pub seed: u64,
     /// How a latent thought model comes to its latents; no other model has any.
@@ -110,6 +113,7 @@ impl Generate {
             decoding: Decoding::default(),
             sampling: Sampling::default(),
             stops: Vec::new(),
+            top_logprobs: None,
             seed: 0,
             thinking: None,
             state: StateOptions::default(),

@@ -82,6 +82,7 @@ async fn text_grows_in_whole_characters_and_ends_before_a_stop() {
     let request = v1::GenerateRequest {
         decoding: Some(Decoding::Autoregressive(v1::AutoregressiveOptions {
             stop: vec!["nowhere to be found".to_owned(), stop.clone()],
+            ..Default::default()
         })),
         ..ask()
     };

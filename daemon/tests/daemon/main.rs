@@ -20,6 +20,7 @@ mod latents;
 mod library;
 mod load;
 mod loads;
+mod logprobs;
 mod memory;
 mod mutated_tokenizers;
 mod observing;

@@ -163,6 +163,19 @@ impl v1::GenerateRequest {
             _ => unreachable!("they were put there"),
         }
     }
+
+    /// The options of autoregressive models, to be written; they replace those of masked diffusion models.
+    pub fn autoregressive_mut(&mut self) -> &mut v1::AutoregressiveOptions {
+        if !matches!(self.decoding, Some(Decoding::Autoregressive(_))) {
+            self.decoding = Some(Decoding::Autoregressive(
+                v1::AutoregressiveOptions::default(),
+            ));
+        }
+        match &mut self.decoding {
+            Some(Decoding::Autoregressive(options)) => options,
+            _ => unreachable!("they were put there"),
+        }
+    }
 }
 
 impl v1::GenerationStarted {

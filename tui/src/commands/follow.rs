@@ -16,6 +16,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tonic::Status;
 
 use super::{
+    logprobs,
     states::{self, State},
     thoughts,
 };
@@ -267,6 +268,11 @@ async fn show(
         canvas.apply(kind);
         if let Some(done) = canvas.done.clone() {
             finish(daemon, &canvas, &done, view, out).await?;
+            if !json {
+                for line in logprobs::table(canvas.seen()) {
+                    out.line(&line)?;
+                }
+            }
             let request_id = canvas.queued.map(|queued| queued.request_id);
             let started = canvas.started;
             let ended = EndedRequest {

@@ -55,6 +55,9 @@ pub(super) fn request(arguments: &Generate) -> Result<GenerateRequest, Failure> 
     if !arguments.pins.is_empty() {
         request.diffusion_mut().pins = arguments.pins.iter().map(pin).collect();
     }
+    if let Some(count) = arguments.logprobs {
+        request.autoregressive_mut().top_logprobs = Some(count);
+    }
     Ok(request)
 }
 
@@ -207,16 +210,31 @@ mod tests {
     fn strings_that_end_a_text_go_with_no_option_of_masked_diffusion_models() {
         let request = parsed(&["hi", "--stop", "END", "--stop", "\n\n", "--top-k", "40"]);
         let stop = vec!["END".to_owned(), "\n\n".to_owned()];
-        let options = AutoregressiveOptions { stop };
+        let options = AutoregressiveOptions {
+            stop,
+            ..Default::default()
+        };
         assert_eq!(request.decoding, Some(Decoding::Autoregressive(options)));
         for flag in ["--preset=fast", "--policy=dream", "--steps=2", "--pin=1:x"] {
-            let line = ["sluice", "generate", "hi", "--stop=END", flag];
-            let error = Cli::try_parse_from(line).unwrap_err();
-            assert_eq!(
-                error.kind(),
-                clap::error::ErrorKind::ArgumentConflict,
-                "{flag}"
-            );
+            for own in ["--stop=END", "--logprobs=2"] {
+                let line = ["sluice", "generate", "hi", own, flag];
+                let error = Cli::try_parse_from(line).unwrap_err();
+                assert_eq!(
+                    error.kind(),
+                    clap::error::ErrorKind::ArgumentConflict,
+                    "{own} {flag}"
+                );
+            }
         }
+    }
+
+    #[test]
+    fn log_probabilities_go_with_a_stop() {
+        let request = parsed(&["hi", "--stop", "END", "--logprobs", "0"]);
+        let options = AutoregressiveOptions {
+            stop: vec!["END".to_owned()],
+            top_logprobs: Some(0),
+        };
+        assert_eq!(request.decoding, Some(Decoding::Autoregressive(options)));
     }
 }

@@ -400,7 +400,7 @@ mod tests {
 
     /// Flags of `sluice generate` that say what goes in and comes out, not how; and one that is a temperature of 0 and a penalty
     /// of 1 in the form.
-    const LEFT_OUT: [&str; 10] = [
+    const LEFT_OUT: [&str; 11] = [
         "tokens",
         "raw",
         "pin",
@@ -408,6 +408,7 @@ mod tests {
         "save-thoughts",
         "state",
         "save-state",
+        "logprobs",
         "json",
         "help",
         "greedy",
@@ -468,7 +469,10 @@ mod tests {
             WirePreset::Balanced
         );
         let stop = vec!["a".to_owned(), "-b".to_owned()];
-        let causal = Decoding::Autoregressive(AutoregressiveOptions { stop });
+        let causal = Decoding::Autoregressive(AutoregressiveOptions {
+            stop,
+            ..Default::default()
+        });
         assert_eq!(request(ModelKind::Autoregressive).decoding, Some(causal));
         assert_eq!(options.system().as_deref(), Some("--be brief"));
         let flags = options.flags().expect("some are set");

@@ -289,8 +289,8 @@ mod tests {
     use sluice_proto::v1::{
         CanvasGrowth, CanvasPin, DecodingPreset, FinishReason, GenerationBlock, GenerationLoading,
         GenerationNotice, GenerationPass, GenerationQueued, KvCacheMode, KvCacheReuse, Level,
-        PassPhases, ResolvedSetting, Speculation, SpeculationKind, TokenIds, TokenState,
-        WeightSwitch, canvas_pin::Content,
+        PassPhases, ResolvedSetting, Speculation, SpeculationKind, TokenIds, TokenLogprobs,
+        TokenState, TopLogprob, WeightSwitch, canvas_pin::Content,
     };
 
     use super::*;
@@ -335,6 +335,7 @@ mod tests {
             confidence: Some(0.1),
             state: TokenState::Committed.into(),
             is_fresh: true,
+            logprobs: None,
         };
         let phases = PassPhases {
             attention_ms: 1.0,
@@ -488,7 +489,22 @@ mod tests {
 
     #[test]
     fn every_field_comes_back() {
-        let events = every_event();
+        let mut events = every_event();
+        let logprobs = TokenLogprobs {
+            logprob: -0.25,
+            top: vec![TopLogprob {
+                id: 7,
+                piece: b"\xc3".to_vec(),
+                logprob: -0.125,
+            }],
+        };
+        events.push(Event::BlockDone(GenerationBlock {
+            tokens: vec![CanvasToken {
+                logprobs: Some(logprobs),
+                ..Default::default()
+            }],
+            ..Default::default()
+        }));
         let lines: String = (events.iter())
             .map(|kind| format!("{}\n", json::event(kind)))
             .collect();

@@ -6,13 +6,12 @@
 use std::{sync::Arc, time::Instant};
 
 use sluice_formats::noise::Noise;
-use sluice_ops::Candidate;
 use sluice_shared::sampling::EosPolicy;
 use sluice_tokenizer::Tokenizer;
 
 use super::{
     VisibleText, Vocabulary,
-    sampling::{self, DrawInput},
+    sampling::{self, ChosenToken, DrawInput},
 };
 use crate::{
     event::{
@@ -127,7 +126,7 @@ impl Continuation {
     }
 
     /// Samples the next token from its logits; `order` has the same length, to sort ids in. `None` where they are NaN.
-    pub fn choose(&self, logits: &mut [f32], order: &mut [u32]) -> Option<Candidate> {
+    pub fn choose(&self, logits: &mut [f32], order: &mut [u32]) -> Option<ChosenToken> {
         let request = &self.request;
         let draw = DrawInput {
             temperature: request.temperature,
@@ -139,24 +138,24 @@ impl Continuation {
                 EosPolicy::Suppress => &self.vocabulary.ends,
                 EosPolicy::Stop | EosPolicy::Keep => &[],
             },
+            top_logprobs: request.top_logprobs,
         };
         // Rows of the LM head beyond the vocabulary are padding.
         let used = self.vocabulary.size.min(logits.len());
         sampling::choose(&mut logits[..used], &mut order[..used], &draw)
     }
 
-    /// Takes the result of a pass that read `rows` tokens; a candidate only if the pass reached the end of the
-    /// sequence.
+    /// Takes the result of a pass that read `rows` tokens; a token only if the pass reached the end of the sequence.
     pub fn take(
         &mut self,
         rows: usize,
-        candidate: Option<Candidate>,
+        chosen: Option<ChosenToken>,
         cost: &PassCost,
         emit: &mut dyn FnMut(Event),
     ) {
-        let token = candidate.as_ref().map(|candidate| candidate.token);
-        if let Some(candidate) = candidate {
-            self.push(candidate);
+        let token = chosen.as_ref().map(|chosen| chosen.token);
+        if let Some(chosen) = chosen {
+            self.push(chosen);
         }
         // A request that began under other weights is lossless only if all of its passes were.
         self.is_lossless &= cost.weights.is_lossless;
@@ -205,21 +204,22 @@ impl Continuation {
         }
     }
 
-    fn push(&mut self, candidate: Candidate) {
+    fn push(&mut self, chosen: ChosenToken) {
         for position in &mut self.positions {
             position.is_fresh = false;
         }
         self.positions.push(CanvasPosition {
             position: self.sequence.len() - self.request.prompt.len(),
-            token: Some(candidate.token),
-            confidence: Some(candidate.confidence as f32),
+            token: Some(chosen.token),
+            confidence: Some(chosen.confidence as f32),
             state: TokenState::Committed,
             is_fresh: true,
+            logprobs: chosen.logprobs.map(Arc::new),
         });
-        self.sequence.push(candidate.token);
+        self.sequence.push(chosen.token);
         // Kept sorted by insertion, so that the penalty need not sort the whole sequence for each token.
-        if let Err(place) = self.seen.binary_search(&candidate.token) {
-            self.seen.insert(place, candidate.token);
+        if let Err(place) = self.seen.binary_search(&chosen.token) {
+            self.seen.insert(place, chosen.token);
         }
     }
 

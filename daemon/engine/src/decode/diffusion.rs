@@ -112,13 +112,7 @@ impl Diffusion {
                 CanvasSlot::Masked => (None, TokenState::Masked),
                 CanvasSlot::Pinned(id) => (Some(*id), TokenState::Pinned),
             };
-            CanvasPosition {
-                position,
-                token,
-                confidence: None,
-                state,
-                is_fresh: false,
-            }
+            CanvasPosition::unpredicted(position, token, state)
         });
         Self {
             canvas: request.prompt.iter().copied().chain(filled).collect(),
@@ -445,13 +439,8 @@ impl Diffusion {
         let prompt = self.request.prompt.len();
         // Words behind the end were guesses for a longer text; they are replaced, committed or not.
         for position in &mut self.positions[end + 1..] {
-            *position = CanvasPosition {
-                token: Some(eos),
-                confidence: None,
-                state: TokenState::Committed,
-                is_fresh: false,
-                ..*position
-            };
+            *position =
+                CanvasPosition::unpredicted(position.position, Some(eos), TokenState::Committed);
             self.canvas[prompt + position.position] = eos;
         }
         true

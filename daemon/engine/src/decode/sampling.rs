@@ -3,10 +3,13 @@
 //! Reference: the processors of transformers' `generate`, in its order: repetition penalty, temperature, top-k, top-p,
 //! min-p. Differences: noise belongs to position and token, so the same seed gives the same text whatever else differs;
 //! ties go to the lower id.
+//!
+//! Log-probabilities that are told are the model's own, of the logits as they come (as vLLM's `raw_logprobs`).
 
 use sluice_formats::noise::Noise;
-use sluice_ops::{Candidate, CandidateEvidence};
 use sluice_shared::sampling::Sampling;
+
+use crate::event::TokenLogprobs;
 
 /// What the choice of a token depends on besides its logits.
 #[derive(Debug, Clone, Copy)]
@@ -23,6 +26,19 @@ pub struct DrawInput<'a> {
     pub seen: &'a [u32],
     /// Ids whose logit counts as −∞, for choice and probability alike.
     pub banned: &'a [u32],
+    /// How many of the most probable tokens are told with their log-probabilities, beside the chosen one; `None`: none.
+    pub top_logprobs: Option<usize>,
+}
+
+/// The next token of a sequence.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ChosenToken {
+    /// The token.
+    pub token: u32,
+    /// Its probability by the un-noised, un-tempered, un-penalized logits of the tokens that may be chosen.
+    pub confidence: f64,
+    /// Its log-probability and the highest ones, where they were asked for.
+    pub logprobs: Option<TokenLogprobs>,
 }
 
 /// First guess of how many tokens top-p keeps: usually few, and sorting the whole vocabulary would take longer than all
@@ -32,7 +48,12 @@ const LIKELY_KEPT: usize = 64;
 /// Chooses from `logits`, which it overwrites with scores; `order` has the same length and is overwritten. `None` where
 /// all logits are NaN or −∞.
 #[must_use]
-pub fn choose(logits: &mut [f32], order: &mut [u32], draw: &DrawInput<'_>) -> Option<Candidate> {
+pub fn choose(logits: &mut [f32], order: &mut [u32], draw: &DrawInput<'_>) -> Option<ChosenToken> {
+    // Before all that changes logits.
+    let own = match draw.top_logprobs {
+        Some(count) => Some((top(logits, count), log_sum(logits)?)),
+        None => None,
+    };
     for &id in draw.banned {
         if let Some(logit) = logits.get_mut(id as usize) {
             *logit = f32::NEG_INFINITY;
@@ -55,14 +76,43 @@ pub fn choose(logits: &mut [f32], order: &mut [u32], draw: &DrawInput<'_>) -> Op
     if draw.seen.binary_search(&token).is_ok() {
         logit /= f64::from(penalized(logits[token as usize], penalty));
     }
-    let confidence = (logit - log_sum).exp();
-    Some(Candidate {
+    Some(ChosenToken {
         token,
-        confidence,
-        rank: confidence,
-        target_log_probability: None,
-        evidence: CandidateEvidence::default(),
+        confidence: (logit - log_sum).exp(),
+        logprobs: own.map(|(top, log_sum)| {
+            let mut logprobs = TokenLogprobs {
+                chosen: (logit - log_sum) as f32,
+                top: Vec::with_capacity(top.len()),
+            };
+            for (id, logit) in top {
+                let logprob = (f64::from(logit) - log_sum) as f32;
+                // Undoing the penalty rounds; one token must not have two log-probabilities.
+                if id == token {
+                    logprobs.chosen = logprob;
+                }
+                logprobs.top.push((id, logprob));
+            }
+            logprobs
+        }),
     })
+}
+
+/// The `count` largest logits with their ids, the largest first, of equal ones the lower id; fewer where the others are −∞.
+fn top(logits: &[f32], count: usize) -> Vec<(u32, f32)> {
+    let mut top: Vec<(u32, f32)> = Vec::with_capacity(count + 1);
+    let mut least = f32::NEG_INFINITY;
+    for (id, &logit) in logits.iter().enumerate() {
+        // Ids rise, so an equal one goes after those that are there.
+        if logit > least {
+            let place = top.partition_point(|(_, other)| *other >= logit);
+            top.insert(place, (id as u32, logit));
+            top.truncate(count);
+            if top.len() == count {
+                least = top.last().map_or(f32::INFINITY, |(_, logit)| *logit);
+            }
+        }
+    }
+    top
 }
 
 /// The factor for the logit of a token that occurred before; it lowers the logit, whatever its sign.
@@ -184,10 +234,11 @@ mod tests {
             position,
             seen: &[],
             banned: &[],
+            top_logprobs: None,
         }
     }
 
-    fn chosen(draw: &DrawInput<'_>) -> Candidate {
+    fn chosen(draw: &DrawInput<'_>) -> ChosenToken {
         choose(&mut LOGITS.clone(), &mut [0; 6], draw).unwrap()
     }
 
@@ -218,6 +269,63 @@ mod tests {
         let sum: f64 = [1.0, -2.0, 2.5, 0.0].map(f64::exp).iter().sum();
         assert_eq!(candidate.token, 3);
         assert!((candidate.confidence - 2.5f64.exp() / sum).abs() < 1e-9);
+    }
+
+    #[test]
+    fn log_probabilities_are_of_the_logits_as_they_come() {
+        let sum: f64 = LOGITS.iter().map(|&logit| f64::from(logit).exp()).sum();
+        let logprob = |id: usize| (f64::from(LOGITS[id]) - sum.ln()) as f32;
+        let sampling = Sampling {
+            repetition_penalty: Some(1.7),
+            top_k: Some(1),
+            ..Sampling::default()
+        };
+        // The most probable is banned, the next made less likely; neither changes what the model said.
+        let input = DrawInput {
+            banned: &[1],
+            seen: &[5],
+            ..draw(&sampling, 2.0, 0)
+        };
+        let told = |count| {
+            let input = DrawInput {
+                top_logprobs: Some(count),
+                ..input
+            };
+            let chosen = chosen(&input);
+            assert_eq!(chosen.token, 3);
+            chosen.logprobs.unwrap()
+        };
+        assert_eq!(told(0).top, []);
+        assert_eq!(told(0).chosen, logprob(3));
+        let top = [1, 5, 3, 0, 4, 2].map(|id| (id as u32, logprob(id)));
+        for count in 1..=8 {
+            let told = told(count);
+            assert_eq!(told.top, top[..count.min(6)]);
+            assert_eq!(told.chosen, logprob(3));
+        }
+        assert_eq!(chosen(&input).logprobs, None);
+        // A penalized token's is not the penalized one.
+        let all = DrawInput {
+            seen: &[0, 1, 2, 3, 4, 5],
+            top_logprobs: Some(0),
+            ..draw(&sampling, 0.0, 0)
+        };
+        let told = chosen(&all);
+        let error = told.logprobs.unwrap().chosen - logprob(told.token as usize);
+        assert!(error.abs() < 1e-6, "{error}");
+    }
+
+    #[test]
+    fn what_cannot_be_chosen_is_not_told() {
+        let sampling = Sampling::default();
+        let mut logits = [f32::NEG_INFINITY, 1.0, f32::NEG_INFINITY, 1.0];
+        let input = DrawInput {
+            top_logprobs: Some(4),
+            ..draw(&sampling, 0.0, 0)
+        };
+        let told = choose(&mut logits, &mut [0; 4], &input).unwrap();
+        let half = 0.5f32.ln();
+        assert_eq!(told.logprobs.unwrap().top, [(1, half), (3, half)]);
     }
 
     #[test]

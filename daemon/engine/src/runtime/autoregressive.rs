@@ -4,7 +4,7 @@
 use std::sync::{Arc, atomic::AtomicBool};
 
 use sluice_machine::Profile;
-use sluice_ops::{Activation, Candidate, LogitsRows, Ops, OpsError, Phase, RecurrentState};
+use sluice_ops::{Activation, LogitsRows, Ops, OpsError, Phase, RecurrentState};
 use sluice_plan::{Workload, compute_format, resolve_kv_cache_format};
 use sluice_shared::level::KvCacheFormat;
 use sluice_weights::{Storage, TensorPart};
@@ -17,7 +17,10 @@ use super::{
     worker::Worker,
 };
 use crate::{
-    decode::autoregressive::{Continuation, share_rows},
+    decode::{
+        autoregressive::{Continuation, share_rows},
+        sampling::ChosenToken,
+    },
     error::EngineError,
     event::{Event, FinishReason, GenerationResult, PassCost, ThoughtReport},
     model::{
@@ -342,8 +345,7 @@ impl AutoregressiveRequest {
     pub(super) fn take(&mut self, read: ReadRows, cost: &PassCost, emit: &mut dyn FnMut(Event)) {
         // A request that got no rows has no event of this pass.
         if read.rows > 0 {
-            self.continuation
-                .take(read.rows, read.candidate, cost, emit);
+            self.continuation.take(read.rows, read.chosen, cost, emit);
         }
     }
 }
@@ -352,7 +354,7 @@ impl AutoregressiveRequest {
 pub(super) struct ReadRows {
     rows: usize,
     /// The next token, if the pass read the last one.
-    candidate: Option<Candidate>,
+    chosen: Option<ChosenToken>,
 }
 
 /// Reads tokens that these requests have not read yet, as many as go through the layers at once, and samples the next
@@ -435,7 +437,7 @@ pub(super) fn pass(
     let reads = shares
         .iter()
         .zip(chosen?)
-        .map(|(&rows, candidate)| ReadRows { rows, candidate });
+        .map(|(&rows, chosen)| ReadRows { rows, chosen });
     Ok((reads.collect(), shares.iter().sum()))
 }
 
@@ -446,7 +448,7 @@ fn choose(
     hidden: Activation,
     logits: &mut Option<LogitsRows>,
     (ops, current): (&Ops, &CurrentModel),
-) -> Result<Vec<Option<Candidate>>, EngineError> {
+) -> Result<Vec<Option<ChosenToken>>, EngineError> {
     let CurrentModel { model, weights, .. } = current;
     let x = model.final_norm(ops, weights, &hidden)?;
     // Returned to the arena before the logits are computed.

@@ -98,13 +98,7 @@ impl Diffusion {
         let canvas_at = self.request.prompt.len() + at;
         let masks = std::iter::repeat_n(self.vocabulary.mask_id(), count);
         self.canvas.splice(canvas_at..canvas_at, masks);
-        let masked = CanvasPosition {
-            position: 0,
-            token: None,
-            confidence: None,
-            state: TokenState::Masked,
-            is_fresh: false,
-        };
+        let masked = CanvasPosition::unpredicted(0, None, TokenState::Masked);
         let masks = std::iter::repeat_n(masked, count);
         self.positions.splice(at..at, masks);
         for (index, position) in self.positions.iter_mut().enumerate().skip(at) {

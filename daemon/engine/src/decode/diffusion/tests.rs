@@ -635,7 +635,7 @@ fn what_is_taken_back_is_masked_again() {
     assert_eq!(checked(2), [1, 2, 3]);
     let committed: Vec<usize> = pictures.iter().map(|picture| picture.committed).collect();
     assert_eq!(committed, [3, 4, 5, 6]);
-    let taken_back = pictures[1].positions[0];
+    let taken_back = &pictures[1].positions[0];
     assert_eq!(
         (taken_back.state, taken_back.token, taken_back.is_fresh),
         (TokenState::Provisional, Some(10), false)
