@@ -1,23 +1,30 @@
-//! Who may do what: roles of those who connect, tokens of those whom the system doesn't know, and the folders in which
-//! paths may be named.
+//! Who may do what: roles of those who connect, tokens and certificates of those whom the system doesn't know, and the folders
+//! in which paths may be named.
 
 use std::path::{Component, Path, PathBuf};
 
 use nix::unistd;
+use sha2::{Digest, Sha256};
+use tokio_rustls::rustls::pki_types::CertificateDer;
+use tokio_util::sync::CancellationToken;
+use webpki::EndEntityCert;
 
 use crate::{
     caller::{Caller, User},
     config::{Config, SettingSource},
+    credential_file::CredentialError,
     failure::Failure,
+    reread::Reread,
     role::{Role, RoleRules, Roles},
-    tokens::{TokenFileError, Tokens},
+    tokens::Tokens,
 };
 
 /// The rules by which callers are let in.
 #[derive(Debug)]
 pub struct AccessRules {
     roles: Roles,
-    tokens: Tokens,
+    /// Where there is a file of them.
+    tokens: Option<Reread<Tokens>>,
     /// Folders below which operators may name paths.
     folders: Vec<PathBuf>,
     own_uid: u32,
@@ -28,7 +35,7 @@ impl Default for AccessRules {
     fn default() -> Self {
         Self {
             roles: Roles::default(),
-            tokens: Tokens::default(),
+            tokens: None,
             folders: Vec::new(),
             own_uid: rustix::process::geteuid().as_raw(),
         }
@@ -41,8 +48,12 @@ impl AccessRules {
     ///
     /// # Errors
     /// When the token file can't be used.
-    pub fn of(config: &Config) -> Result<Self, TokenFileError> {
-        let tokens = config.token_file.value.0.as_deref().map(Tokens::read);
+    pub fn of(config: &Config) -> Result<Self, CredentialError> {
+        let tokens = config.token_file.value.0.clone().map(|path| {
+            Reread::new(vec![path.clone()], move |former: Option<&Tokens>| {
+                Tokens::read(&path, former)
+            })
+        });
         let mut folders: Vec<PathBuf> = config.model_folders.value.folders().to_vec();
         let own = [config.models.value.0.as_ref(), config.hub_cache.as_ref()];
         folders.extend(own.into_iter().flatten().cloned());
@@ -51,7 +62,7 @@ impl AccessRules {
                 &config.roles.value,
                 config.roles.source == SettingSource::Default,
             ),
-            tokens: tokens.transpose()?.unwrap_or_default(),
+            tokens: tokens.transpose()?,
             folders,
             ..Self::default()
         })
@@ -70,25 +81,77 @@ impl AccessRules {
         match user {
             User::Unix { uid } if uid == 0 || uid == self.own_uid => Some(Role::Admin),
             User::Unix { uid } => self.roles.of(uid, groups),
-            User::Tcp | User::Token(_) => self.roles.of_strangers(),
+            User::Tcp => self.roles.of_strangers(),
+            // What they may do, the token or the certificate tells.
+            User::Elsewhere | User::Token(_) | User::Certificate(_) => None,
             User::Daemon => Some(Role::Admin),
         }
     }
 
-    /// The caller by its token, if the call brings one.
+    /// User and role of whoever opened a connection with this certificate, which an authority for clients has signed, or else
+    /// with none. `stranger` is the user if nothing tells another.
+    #[must_use]
+    pub fn by_certificate(
+        &self,
+        certificate: Option<&CertificateDer<'_>>,
+        stranger: User,
+    ) -> (User, Option<Role>) {
+        let role = self.role(stranger, &[]);
+        let Some(certificate) = certificate else {
+            return (stranger, role);
+        };
+        let read = EndEntityCert::try_from(certificate);
+        // Those that can't be read have no names; the handshake has refused them.
+        let mut names: Vec<_> = read
+            .iter()
+            .flat_map(|read| read.valid_dns_names())
+            .map(str::to_ascii_lowercase)
+            .collect();
+        names.sort_unstable();
+        let hash = match names.is_empty() {
+            // By its names, it stays the same user when it is renewed.
+            false => Sha256::digest(names.join("\n")),
+            true => Sha256::digest(certificate),
+        };
+        let (beginning, _) = hash.split_at(size_of::<u128>());
+        let beginning = u128::from_be_bytes(beginning.try_into().expect("as many bytes"));
+        let role = role.max(self.roles.of_certificate(&names));
+        (User::Certificate(beginning), role)
+    }
+
+    /// Looks whether the file of tokens changed.
+    pub(crate) fn look(&self) {
+        if let Some(tokens) = &self.tokens {
+            tokens.look();
+        }
+    }
+
+    /// Why the tokens that the file has now are not in force, if they are not.
+    pub(crate) fn problem(&self) -> Option<String> {
+        self.tokens.as_ref()?.problem()
+    }
+
+    /// The caller by its token, if the call brings one, and what is cancelled when that is revoked.
     ///
     /// # Errors
     /// When the token is unknown.
-    pub fn by_token(&self, connected: Caller, token: Option<&str>) -> Result<Caller, Failure> {
+    pub fn by_token(
+        &self,
+        connected: Caller,
+        token: Option<&str>,
+    ) -> Result<(Caller, Option<CancellationToken>), Failure> {
         let Some(token) = token else {
-            return Ok(connected);
+            return Ok((connected, None));
         };
-        let (number, role) = self.tokens.find(token).ok_or(Failure::UnknownToken)?;
-        Ok(Caller {
-            user: User::Token(number),
-            role: connected.role.max(Some(role)),
+        let tokens = self.tokens.as_ref().map(Reread::current);
+        let found = tokens.and_then(|tokens| tokens.find(token));
+        let (known, revoked) = found.ok_or(Failure::UnknownToken)?;
+        let caller = Caller {
+            user: User::Token(known.hash.beginning()),
+            role: connected.role.max(Some(known.role)),
             ..connected
-        })
+        };
+        Ok((caller, Some(revoked)))
     }
 
     /// The place that a caller means by an absolute path, to be read or written: for administrators the path itself, since
@@ -227,5 +290,7 @@ mod tests {
         assert_eq!(rules.role(unix(6), &[8]), Some(Role::Operate));
         assert_eq!(rules.role(unix(6), &[9, 1, 8]), Some(Role::Operate));
         assert_eq!(rules.role(User::Tcp, &[]), Some(Role::Generate));
+        // Everybody is of this machine.
+        assert_eq!(rules.role(User::Elsewhere, &[]), None);
     }
 }

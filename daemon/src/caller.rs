@@ -16,7 +16,7 @@ pub struct Caller {
     pub role: Option<Role>,
 }
 
-/// The user behind a call, as far as the system or a token tells.
+/// The user behind a call, as far as the system, a certificate or a token tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum User {
     /// The daemon itself.
@@ -26,10 +26,14 @@ pub enum User {
         /// User id.
         uid: u32,
     },
-    /// Somebody on the loopback port: the system doesn't tell who.
+    /// Somebody on a loopback port: the system doesn't tell who.
     Tcp,
-    /// Who knows a token, by its number in the file.
-    Token(u32),
+    /// Somebody on a port that other machines can reach, who may do nothing: nothing tells who.
+    Elsewhere,
+    /// Who knows a token, by the beginning of its hash.
+    Token(u128),
+    /// Who has a certificate of an authority for clients, by the beginning of the hash of its names.
+    Certificate(u128),
 }
 
 impl Caller {
@@ -53,17 +57,23 @@ impl Caller {
         request.extensions().get().copied().unwrap_or(Self::NOBODY)
     }
 
-    /// The share that its turns are taken from. All who came over the loopback port without a token share as one user.
+    /// The share that its turns are taken from. All who came over a port, and nothing tells who they are, share as one user.
     #[must_use]
     pub fn share(self) -> ShareKey {
         // Above all user ids, which have 32 bits.
         const OTHERS: u64 = 1 << 32;
+        // Above all of these: hashes, of which the rest of the bits tell users apart.
+        const TOKENS: u64 = 0b10 << 62;
+        const CERTIFICATES: u64 = 0b11 << 62;
+        let hashed = |hash: u128| hash as u64 & !CERTIFICATES;
         ShareKey {
             user: match self.user {
                 User::Unix { uid } => uid.into(),
                 User::Daemon => OTHERS,
                 User::Tcp => OTHERS + 1,
-                User::Token(number) => OTHERS + 2 + u64::from(number),
+                User::Elsewhere => OTHERS + 2,
+                User::Token(hash) => TOKENS | hashed(hash),
+                User::Certificate(hash) => CERTIFICATES | hashed(hash),
             },
             connection: self.connection,
         }
@@ -78,7 +88,7 @@ impl Caller {
     /// Whether what `other` asked for is its own: of the same user, and of the same connection where nobody knows the user.
     #[must_use]
     pub fn is_same_as(self, other: Self) -> bool {
-        let is_known = self.user != User::Tcp;
+        let is_known = !matches!(self.user, User::Tcp | User::Elsewhere);
         self.user == other.user && (is_known || self.connection == other.connection)
     }
 }
@@ -111,14 +121,18 @@ mod tests {
             unix(0),
             unix(1),
             User::Tcp,
+            User::Elsewhere,
             User::Token(0),
             User::Token(1),
+            User::Certificate(0),
+            User::Certificate(1),
         ];
         for (index, user) in users.into_iter().enumerate() {
             for (other_index, other) in users.into_iter().enumerate() {
                 let (one, other) = (caller(user, 1, None), caller(other, 2, None));
                 let is_same = index == other_index;
-                assert_eq!(one.is_same_as(other), is_same && user != User::Tcp);
+                let is_known = !matches!(user, User::Tcp | User::Elsewhere);
+                assert_eq!(one.is_same_as(other), is_same && is_known);
                 assert_eq!(one.share().user == other.share().user, is_same);
             }
         }

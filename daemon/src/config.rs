@@ -30,7 +30,7 @@ pub use self::{
     values::{
         ComputeDtype, Device, DiskReadLimit, Folders, IdleUnload, Listen, LogFilter, LogFormat,
         MaxSlowdown, OptionalPath, PinnedMemoryLimit, SocketFolder, SocketPath, Threads,
-        WeightCacheLimit, Within,
+        WeightCacheLimit, Within, is_loopback,
     },
 };
 use self::{layers::Layers, table::ROWS};
@@ -251,10 +251,14 @@ impl Config {
                 Some("set one with --weight-cache"),
             ));
         }
+        self.check_tls()?;
         let socket = &self.socket.value.path;
         // The client takes such a name; here it would become a path below the current folder.
+        let text = socket.to_string_lossy();
         if self.socket.source != SettingSource::Default
-            && socket.to_string_lossy().contains("http:/")
+            && ["http:/", "https:/"]
+                .iter()
+                .any(|scheme| text.contains(scheme))
         {
             let problem = "a socket is a path, not an address".to_owned();
             let hint = "to open a port as well, use --listen 127.0.0.1:PORT";
@@ -273,6 +277,56 @@ impl Config {
             ));
         }
         Ok(())
+    }
+}
+
+impl Config {
+    /// Whether what TLS takes is there: all of it for a port that other machines can reach.
+    fn check_tls(&self) -> Result<(), ConfigError> {
+        let (certificate, key) = (&self.tls_certificate, &self.tls_key);
+        let (client_ca, tokens) = (&self.tls_client_ca, &self.token_file);
+        let missing = |key, present: &Setting<OptionalPath>, problem: &str| {
+            Err(wrong(key, &present.source, problem.to_owned(), None))
+        };
+        match (&certificate.value.0, &key.value.0) {
+            (Some(_), None) => {
+                return missing(
+                    "tls_key",
+                    certificate,
+                    "the certificate needs its private key",
+                );
+            }
+            (None, Some(_)) => {
+                return missing(
+                    "tls_certificate",
+                    key,
+                    "the private key needs its certificate",
+                );
+            }
+            (None, None) if client_ca.value.0.is_some() => {
+                let problem =
+                    "clients' certificates come by TLS, which needs tls_certificate and tls_key";
+                return missing("tls_client_ca", client_ca, problem);
+            }
+            _ => {}
+        }
+        let Some(address) = self.listen.value.beyond_loopback() else {
+            return Ok(());
+        };
+        let lacks = match (&certificate.value.0, &tokens.value.0, &client_ca.value.0) {
+            (Some(_), None, None) => "nothing tells who calls: set token_file or tls_client_ca",
+            (Some(_), ..) => return Ok(()),
+            (None, None, None) => {
+                "there is no TLS and nothing tells who calls: set tls_certificate and tls_key, and token_file or tls_client_ca"
+            }
+            (None, ..) => "there is no TLS: set tls_certificate and tls_key",
+        };
+        let problem = format!(
+            "{address} is reachable from other machines, and {lacks}; or listen on 127.0.0.1:{port}, and come from elsewhere \
+             through a tunnel, such as `ssh -L {port}:127.0.0.1:{port} HOST`",
+            port = address.port()
+        );
+        Err(wrong("listen", &self.listen.source, problem, None))
     }
 }
 

@@ -372,6 +372,12 @@ pub enum Failure {
     /// A call brings a token that the daemon does not know.
     #[error("the token is unknown")]
     UnknownToken,
+    /// The token that a call came with was taken away since.
+    #[error("the token was revoked")]
+    TokenRevoked,
+    /// A call from another machine brings neither a token nor a certificate.
+    #[error("callers from other machines need a token or a client certificate")]
+    NobodyKnown,
     /// The bytes of a message are none of its kind.
     #[error("cannot read the message: {cause}")]
     MalformedMessage {

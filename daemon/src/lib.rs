@@ -14,12 +14,14 @@ pub mod offline;
 pub mod planning;
 pub mod synth;
 
+mod file_stamp;
 pub mod listen;
 pub mod systemd;
 
 pub mod access;
 mod atomic_file;
 pub mod caller;
+mod credential_file;
 pub mod failure;
 pub mod idle;
 pub mod library;
@@ -29,11 +31,15 @@ pub mod model_name;
 pub mod models;
 pub mod operations;
 pub mod requests;
-pub mod role;
+mod reread;
 pub mod settings;
 pub mod stall;
 pub mod state;
+pub mod tls;
 pub mod tokens;
+
+/// Roles, their rules, and the tokens of a file.
+pub use sluice_roles as role;
 
 pub mod prepare;
 pub mod translate;

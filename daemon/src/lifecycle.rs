@@ -25,18 +25,20 @@ use tokio::{
 
 use crate::{
     access::AccessRules,
-    config::{Config, Device, SettingSource},
+    config::{self, Config, Device, SettingSource},
+    credential_file::CredentialError,
     gpu_fit, idle,
     library::Library,
     limits::DESCRIPTORS,
     listen::{self, ListenError, Listening},
     model_name::ModelName,
     operations::STOPPED_AT_SHUTDOWN,
-    services::{self, Daemon, Listeners},
+    reread,
+    services::{self, Daemon, Listeners, Port},
     settings::{self, SettingOrigin},
     state::StateStore,
     systemd,
-    tokens::TokenFileError,
+    tls::Tls,
     watchdog::{self, StallLimits},
 };
 
@@ -60,9 +62,9 @@ enum StartError {
     /// The engine refused to start, for example because the requested GPU is missing.
     #[error("cannot start the engine: {0}")]
     Engine(#[from] EngineError),
-    /// The token file cannot be used.
+    /// The token file, or a file of TLS, cannot be used.
     #[error(transparent)]
-    Tokens(#[from] TokenFileError),
+    Credential(#[from] CredentialError),
     /// The system refused the runtime or the signal handlers.
     #[error("cannot {operation}: {cause}")]
     System {
@@ -146,6 +148,9 @@ async fn serve(
     banner(config);
     // Handlers first: a signal during the start is answered with a drain, so that the socket's file is removed.
     let mut signals = Signals::new()?;
+    // Before anything is opened that they guard.
+    let access = AccessRules::of(config)?;
+    let tls = Tls::of(config)?;
     let mut listening = listen::open(handed_over, &config.socket.value).await?;
     let port = match config.listen.value.address() {
         Some(address) => Some(listen::open_port(address).await?),
@@ -162,7 +167,6 @@ async fn serve(
         config.hub.clone(),
         state.clone(),
     );
-    let access = AccessRules::of(config)?;
     let name = configured_model(&library, config);
     let options = |device| EngineOptions {
         device,
@@ -204,18 +208,19 @@ async fn serve(
     make_kernel_folder(config, &engine);
     let socket = listening.path.clone();
     let daemon = Daemon::new(engine, library, settings, socket, config.preset.value);
-    let daemon = Arc::new(daemon.with_access(access));
+    let daemon = Arc::new(daemon.with_access(access).with_tls(tls.clone()));
     if loads_at_start {
         load_configured_model(&daemon, name);
     }
     let (replace, replacements) = mpsc::channel(1);
-    let address = port.as_ref().and_then(|port| port.local_addr().ok());
+    let address = port.as_ref().map(|(_, address)| *address);
+    let ports = port.map(|(listener, address)| Port::new(listener, address, tls));
     let listeners = Listeners {
         unix: listening
             .take_listener()
             .expect("a socket that was just opened has its listener"),
         replacements,
-        tcp: port,
+        ports: ports.into_iter().collect(),
     };
     let server = tokio::spawn(services::serve(daemon.clone(), listeners));
     tokio::spawn(tell_systemd(daemon.clone()));
@@ -223,6 +228,7 @@ async fn serve(
     if let Some(after) = config.idle_unload.value.after() {
         tokio::spawn(idle::watch(daemon.clone(), after));
     }
+    tokio::spawn(reread_files(daemon.clone()));
     announce(&listening, address, config);
 
     let code = tokio::select! {
@@ -354,9 +360,17 @@ fn announce(listening: &Listening, port: Option<SocketAddr>, config: &Config) {
     let socket = listening.path.display();
     tracing::info!(%socket, activated = listening.activated, "listening");
     if let Some(port) = port {
-        tracing::info!(%port, "listening; every user of this machine can connect");
+        let scheme = match config.tls_certificate.value.0 {
+            Some(_) => "https",
+            None => "http",
+        };
+        let who = match config::is_loopback(port) {
+            true => "every user of this machine can connect",
+            false => "other machines can connect",
+        };
+        tracing::info!(%port, scheme, "listening; {who}");
         // A script that asks for port 0 reads the chosen port here. A closed pipe is no error: nobody need read it.
-        let _ = writeln!(io::stdout(), "listening on http://{port}");
+        let _ = writeln!(io::stdout(), "listening on {scheme}://{port}");
     }
     systemd::ready("listening, the model is loading");
     if io::stderr().is_terminal() {
@@ -386,6 +400,27 @@ async fn tell_systemd(daemon: Arc<Daemon>) {
         tokio::select! {
             () = daemon.closing.cancelled() => return,
             changed = changes.changed() => if changed.is_err() { return },
+        }
+    }
+}
+
+/// Reads files of tokens and certificates again when they change, until the end.
+async fn reread_files(daemon: Arc<Daemon>) {
+    let mut told = Vec::new();
+    loop {
+        tokio::select! {
+            () = daemon.closing.cancelled() => return,
+            () = sleep(reread::LOOK_INTERVAL) => {}
+        }
+        let looking = daemon.clone();
+        // Folders may be of the network, which answers when it likes.
+        let looked = tokio::task::spawn_blocking(move || looking.look_at_files()).await;
+        // Fails only by a panic, which is in the log.
+        if let Ok(problems) = looked
+            && problems != told
+        {
+            told = problems;
+            daemon.changes.tell();
         }
     }
 }

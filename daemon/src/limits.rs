@@ -7,14 +7,17 @@ use std::time::Duration;
 
 /// Largest message that a call may send: above the bounds on text and ids, which give the better error.
 pub const REQUEST_BYTES_MAX: usize = 4 << 20;
-/// Connections at once, over both listeners.
+/// Connections at once, over all listeners.
 pub const CONNECTIONS_MAX: usize = 1024;
-/// Of them, one user's, other than the administrator's. All callers on TCP are one user.
+/// Of them, one user's, other than the administrator's. All callers on a port, and nothing tells who they are, are one user.
 pub const USER_CONNECTIONS_MAX: usize = 768;
 /// Connections beyond these that administrators may have. On the port nobody is one before a call brings its token.
 pub const ADMIN_CONNECTIONS: usize = 16;
 /// Connections beyond all of these that are being closed, and have their descriptors still.
 pub const CLOSING_MAX: usize = 64;
+/// Handshakes of TLS at once, before the connections count. Beyond it, the one that takes longest is broken off, of the address
+/// with the most.
+pub const HANDSHAKES_MAX: usize = 256;
 /// Connections that may wait to be accepted. The system's own limit may be lower (`net.core.somaxconn`).
 pub const BACKLOG: i32 = 4096;
 /// File descriptors that the daemon asks the system for: connections, and the files of models beside them.
@@ -29,6 +32,8 @@ pub const CALLS_MAX: usize = 2048;
 pub const ADMIN_CALLS: usize = 64;
 /// Of all, one user's, other than the administrator's.
 pub const USER_CALLS_MAX: usize = 1536;
+/// Of all, those of callers from other machines who don't say who they are: checks of health, and reflection.
+pub const STRANGERS_CALLS_MAX: usize = 64;
 /// Bytes of a call's headers.
 pub const HEADER_BYTES_MAX: u32 = 16 << 10;
 /// Requests that are tokenized, and plans that are made, at once.
@@ -74,6 +79,8 @@ pub const UNREAD_BYTES_MAX: usize = 64 << 20;
 /// Frames a second of a connection that carry neither headers nor data: pings, settings, priorities, windows, resets.
 pub const CONTROL_FRAMES_PER_S: u32 = 2000;
 
+/// Time for a handshake of TLS.
+pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time for HTTP/2's preface, and for a frame or a header block that was begun.
 pub const FRAME_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time until a connection's first call.
@@ -147,6 +154,7 @@ mod tests {
             USER_CONNECTIONS_MAX as u64,
             ADMIN_CONNECTIONS as u64,
             CLOSING_MAX as u64,
+            HANDSHAKES_MAX as u64,
             BACKLOG as u64,
             DESCRIPTORS as u64,
             STREAMS_MAX as u64,
@@ -154,6 +162,7 @@ mod tests {
             CALLS_MAX as u64,
             ADMIN_CALLS as u64,
             USER_CALLS_MAX as u64,
+            STRANGERS_CALLS_MAX as u64,
             HEADER_BYTES_MAX as u64,
             PREPARING_MAX as u64,
             PREPARING_LINE_MAX as u64,
@@ -171,6 +180,7 @@ mod tests {
             USER_STATES_BYTES_MAX as u64,
             UNREAD_BYTES_MAX as u64,
             CONTROL_FRAMES_PER_S as u64,
+            HANDSHAKE_TIMEOUT as Duration,
             FRAME_TIMEOUT as Duration,
             FIRST_CALL_TIMEOUT as Duration,
             MESSAGE_TIMEOUT as Duration,

@@ -1,4 +1,4 @@
-//! The Unix socket, taken over from systemd or opened at the configured path, and the loopback port, if configured.
+//! The Unix socket, taken over from systemd or opened at the configured path, and the port, if configured.
 //! No file of another program and no living socket is ever replaced.
 
 use std::{
@@ -190,7 +190,7 @@ pub enum ListenError {
         /// The system's words.
         cause: io::Error,
     },
-    /// The loopback port cannot be opened.
+    /// The port cannot be opened.
     #[error(
         "cannot listen on {address}: {cause}\nhint: choose another port with --listen, or 0 for any that is free"
     )]
@@ -230,13 +230,15 @@ pub async fn open(
     bind(address).await
 }
 
-/// Opens a port of the loopback interface; for port 0 the system chooses one.
+/// Opens a port, and tells its address; for port 0 the system chooses one.
 ///
 /// # Errors
 /// When the port is in use or the system refuses it.
-pub async fn open_port(address: SocketAddr) -> Result<TcpListener, ListenError> {
-    let listener = TcpListener::bind(address).await;
-    listener.map_err(|cause| ListenError::Port { address, cause })
+pub async fn open_port(address: SocketAddr) -> Result<(TcpListener, SocketAddr), ListenError> {
+    let failed = |cause| ListenError::Port { address, cause };
+    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?;
+    Ok((listener, address))
 }
 
 fn take_over(handed_over: &mut ListenFd, address: &SocketPath) -> Result<Listening, ListenError> {

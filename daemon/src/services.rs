@@ -30,7 +30,7 @@ use std::{
     time::Instant,
 };
 
-pub use incoming::Listeners;
+pub use incoming::{Listeners, Port};
 use sluice_checkpoint::VerifiedFiles;
 use sluice_engine::Engine;
 use sluice_proto::{
@@ -66,6 +66,7 @@ use crate::{
     settings::ModelSettings,
     stall::StallReport,
     telemetry::{GpuFigures, HostFacts},
+    tls::Tls,
 };
 
 /// What all services share.
@@ -92,6 +93,8 @@ pub struct Daemon {
     pub stall: StallReport,
     /// Who may do what.
     pub access: Arc<AccessRules>,
+    /// What ports are encrypted by, where they are.
+    pub tls: Option<Tls>,
     /// Ends every stream that would not end by itself.
     pub closing: CancellationToken,
     /// Path of the Unix socket.
@@ -168,6 +171,7 @@ impl Daemon {
             switch_target: SwitchTarget::default(),
             stall: StallReport::default(),
             access: Arc::default(),
+            tls: None,
             closing,
             socket,
             settings,
@@ -191,6 +195,26 @@ impl Daemon {
     pub fn with_access(mut self, access: AccessRules) -> Self {
         self.access = Arc::new(access);
         self
+    }
+
+    /// Follows the files of what ports are encrypted by.
+    #[must_use]
+    pub fn with_tls(mut self, tls: Option<Tls>) -> Self {
+        self.tls = tls;
+        self
+    }
+
+    /// Reads files of tokens and certificates again if they changed; what is wrong with those that are there now.
+    pub(crate) fn look_at_files(&self) -> Vec<String> {
+        self.access.look();
+        self.tls.iter().for_each(Tls::look);
+        self.file_problems()
+    }
+
+    /// Why files of tokens and certificates are not in force as they are now, where they are not.
+    pub(crate) fn file_problems(&self) -> Vec<String> {
+        let of_tls = self.tls.as_ref().and_then(Tls::problem);
+        self.access.problem().into_iter().chain(of_tls).collect()
     }
 
     /// Makes the daemon refuse everything new.

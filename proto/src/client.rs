@@ -2,19 +2,18 @@
 
 mod gathered;
 mod retry;
+mod tls;
 
-use std::{
-    io,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{io, path::Path, sync::Arc, time::Duration};
 
-use gathered::GatheredStream;
+use gathered::{FirstBytes, GatheredStream};
 use hyper_util::rt::TokioIo;
 use retry::CONNECT_WAIT;
 pub use retry::when_there_is_room;
+use sluice_shared::address::DaemonAddress;
+pub use tls::TlsFiles;
 use tokio::{
-    io::{AsyncRead, AsyncReadExt, AsyncWrite},
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     net::{TcpStream, UnixStream},
 };
 use tonic::{
@@ -26,55 +25,57 @@ use tonic_types::StatusExt;
 /// Largest message either side takes: a canvas of 4,096 positions stays well below it.
 pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
 
-/// A connection to the daemon that listens on `socket`, a path or `http://HOST:PORT`. Reconnects by itself when a later call
-/// finds it broken.
+/// How to connect.
+#[derive(Debug, Clone, Default)]
+pub struct ConnectOptions {
+    /// For who watches much at once: after the socket was read empty it is left alone for as long, by which answers may come
+    /// later, and what gathers meanwhile is read at once.
+    pub rest: Duration,
+    /// For addresses that begin with `https://`.
+    pub tls: TlsFiles,
+}
+
+/// A connection to the daemon that listens on `socket`: a path, `http://HOST:PORT` or `https://HOST:PORT`. Reconnects by itself
+/// when a later call finds it broken.
 ///
 /// # Errors
 /// When nothing answers on the socket.
 pub async fn connect(socket: &Path) -> Result<Channel, ConnectError> {
-    connect_at_rest(socket, Duration::ZERO).await
+    connect_with(socket, ConnectOptions::default()).await
 }
 
-/// The same for who watches much at once: after the socket was read empty it is left alone for as long as `rest`, by which
-/// answers may come later, and what gathers meanwhile is read at once.
+/// The same with options.
 ///
 /// # Errors
 /// When nothing answers on the socket.
-pub async fn connect_at_rest(socket: &Path, rest: Duration) -> Result<Channel, ConnectError> {
-    let failed = |error: tonic::transport::Error| {
-        let io = io_error(&error);
-        let is = |kind| io.is_some_and(|io| io.kind() == kind);
-        let is_busy = is(io::ErrorKind::WouldBlock) || is(io::ErrorKind::TimedOut);
-        ConnectError {
-            socket: socket.display().to_string(),
-            cause: match io {
-                _ if is_busy => BUSY.to_owned(),
-                Some(_) if is(io::ErrorKind::NotFound) => "no such socket".to_owned(),
-                Some(io) => io.to_string(),
-                None => error.to_string(),
-            },
-            is_denied: is(io::ErrorKind::PermissionDenied),
-            is_busy,
-        }
+pub async fn connect_with(socket: &Path, options: ConnectOptions) -> Result<Channel, ConnectError> {
+    let shown = socket.display().to_string();
+    let address = DaemonAddress::read(socket).map_err(|cause| ConnectError {
+        socket: shown.clone(),
+        cause,
+        hint: None,
+        is_denied: false,
+        is_busy: false,
+    })?;
+    let failed = |error: tonic::transport::Error| ConnectError::of(shown.clone(), &error);
+    let (name, scheme) = match (address.authority(), &address) {
+        (Some(name), DaemonAddress::Port { is_tls: true, .. }) => (name, "https"),
+        // For a path the name is never resolved: the connector below opens the socket.
+        (name, _) => (name.unwrap_or_else(|| "localhost".to_owned()), "http"),
     };
-    let address = socket.to_str().filter(|name| name.starts_with("http://"));
-    // For a path the name is never resolved: the connector below opens the socket.
-    let name = address.unwrap_or("http://localhost").to_owned();
-    let place = match address {
-        Some(address) => {
-            DaemonAddress::Port(address["http://".len()..].trim_end_matches('/').to_owned())
-        }
-        None => DaemonAddress::Socket(socket.to_owned()),
-    };
+    let opener = Arc::new(Opener {
+        address,
+        tls: options.tls,
+    });
     let connector = tower::service_fn(move |_| {
-        let place = place.clone();
+        let opener = opener.clone();
         async move {
-            let open = retry::while_busy(|| place.open());
+            let open = retry::while_busy(|| opener.open());
             let (wire, first) = tokio::time::timeout(CONNECT_WAIT, open).await??;
-            Ok::<_, io::Error>(TokioIo::new(GatheredStream::new(wire, first, rest)))
+            Ok::<_, io::Error>(TokioIo::new(GatheredStream::new(wire, first, options.rest)))
         }
     });
-    let endpoint = Endpoint::from_shared(name).map_err(failed)?;
+    let endpoint = Endpoint::from_shared(format!("{scheme}://{name}")).map_err(failed)?;
     let mut attempts = 1;
     loop {
         match endpoint.connect_with_connector(connector.clone()).await {
@@ -95,39 +96,53 @@ fn is_cut(error: &tonic::transport::Error) -> bool {
     )
 }
 
-/// Where a daemon listens.
-#[derive(Clone)]
-enum DaemonAddress {
-    Socket(PathBuf),
-    /// A host and a port.
-    Port(String),
+/// What opens connections to one daemon.
+struct Opener {
+    address: DaemonAddress,
+    tls: TlsFiles,
 }
 
-impl DaemonAddress {
-    /// A connection, and the first bytes that came over it. A server speaks first in HTTP/2: one that closes before it has
+impl Opener {
+    /// A connection, and the first bytes that went over it. A server speaks first in HTTP/2: one that closes before it has
     /// said anything has no place, and one that says nothing is stopped.
-    async fn open(&self) -> io::Result<(Box<dyn Wire>, Vec<u8>)> {
-        let mut wire: Box<dyn Wire> = match self {
-            Self::Socket(path) => Box::new(UnixStream::connect(path).await?),
-            Self::Port(address) => {
-                let stream = TcpStream::connect(address).await?;
+    async fn open(&self) -> io::Result<(Box<dyn Wire>, FirstBytes)> {
+        let mut first = FirstBytes::default();
+        let mut wire: Box<dyn Wire> = match &self.address {
+            DaemonAddress::Socket(path) => Box::new(UnixStream::connect(path).await?),
+            DaemonAddress::Port { host, port, is_tls } => {
+                let mut stream = TcpStream::connect((host.as_str(), *port)).await?;
                 // Calls are small messages that somebody waits for, which Nagle's algorithm would hold back.
                 stream.set_nodelay(true)?;
-                Box::new(stream)
+                match is_tls {
+                    true => Box::new(self.tls.shake_hands(host, stream).await?),
+                    false => {
+                        // A port that speaks TLS waits for the client, and answers this.
+                        stream.write_all(PREFACE).await?;
+                        first.written = PREFACE.len();
+                        Box::new(stream)
+                    }
+                }
             }
         };
-        let mut first = vec![0; 256];
-        let read = match wire.read(&mut first).await {
+        let mut bytes = vec![0; 256];
+        let read = match wire.read(&mut bytes).await {
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => 0,
             read => read?,
         };
         if read == 0 {
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        first.truncate(read);
+        bytes.truncate(read);
+        if tls::is_wanted(&bytes) {
+            return Err(tls::wanted());
+        }
+        first.read = bytes;
         Ok((wire, first))
     }
 }
+
+/// What every client of HTTP/2 says first.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 trait Wire: AsyncRead + AsyncWrite + Send + Unpin {}
 
@@ -141,10 +156,33 @@ pub struct ConnectError {
     pub socket: String,
     /// What the system said.
     pub cause: String,
+    /// What to do about it, where that is known.
+    pub hint: Option<String>,
     /// Whether a daemon may listen there, but not for this user.
     pub is_denied: bool,
     /// Whether a daemon listens there that has no place, or does not answer.
     pub is_busy: bool,
+}
+
+impl ConnectError {
+    fn of(socket: String, error: &tonic::transport::Error) -> Self {
+        let io = io_error(error);
+        let is = |kind| io.is_some_and(|io| io.kind() == kind);
+        let is_busy = is(io::ErrorKind::WouldBlock) || is(io::ErrorKind::TimedOut);
+        let (cause, hint) = match io {
+            _ if is_busy => (BUSY.to_owned(), None),
+            Some(_) if is(io::ErrorKind::NotFound) => ("no such socket".to_owned(), None),
+            Some(io) => tls::told(io).unwrap_or_else(|| (io.to_string(), None)),
+            None => (error.to_string(), None),
+        };
+        Self {
+            socket,
+            cause,
+            hint,
+            is_denied: is(io::ErrorKind::PermissionDenied),
+            is_busy,
+        }
+    }
 }
 
 /// What [`ConnectError::cause`] says of a daemon that is busy.

@@ -41,7 +41,7 @@ pub use screen::{Colour, Screen};
 #[derive(Debug, Parser)]
 #[command(name = "sluice", version, after_help = help::PROGRAM, max_term_width = 100)]
 pub struct Cli {
-    /// The daemon's socket, or http://127.0.0.1:PORT for one that was started with --listen.
+    /// The daemon's socket, or http://127.0.0.1:PORT or https://HOST:PORT for one that was started with --listen.
     ///
     /// Else $SLUICE_SOCKET, else /run/sluice/sluice.sock if it exists, else
     /// $XDG_RUNTIME_DIR/sluice/sluice.sock, else a private folder under the temporary directory.

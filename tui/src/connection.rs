@@ -8,7 +8,7 @@ use std::{
 };
 
 use sluice_proto::{
-    client,
+    client::{self, ConnectOptions, TlsFiles},
     v1::{
         GetSnapshotRequest, Snapshot, generation_service_client::GenerationServiceClient,
         model_service_client::ModelServiceClient, operation_service_client::OperationServiceClient,
@@ -16,7 +16,7 @@ use sluice_proto::{
         telemetry_service_client::TelemetryServiceClient,
     },
 };
-use sluice_shared::address::{Surroundings, socket_path};
+use sluice_shared::address::{DaemonAddress, Surroundings, socket_path};
 use tokio::time::sleep;
 use tonic::{
     Request, Status,
@@ -49,6 +49,19 @@ pub const TOKEN_FILE: &str = "SLUICE_TOKEN_FILE";
 /// Bytes of that file.
 const TOKEN_FILE_BYTES_MAX: u64 = 4096;
 
+/// Names the file with certificates of authorities that are trusted beside the system's.
+pub const CA_FILE: &str = "SLUICE_CA_FILE";
+/// Names the file with this user's certificate.
+pub const CLIENT_CERTIFICATE: &str = "SLUICE_CLIENT_CERTIFICATE";
+/// Names the file with the private key of that.
+pub const CLIENT_KEY: &str = "SLUICE_CLIENT_KEY";
+
+/// The path in a variable; `None` where it is empty, as shells leave those that are not set.
+fn path_in(variable: &str) -> Option<PathBuf> {
+    let path = std::env::var_os(variable).filter(|path| !path.is_empty());
+    path.map(PathBuf::from)
+}
+
 /// A connection to a daemon, cheap to clone.
 #[derive(Clone)]
 pub struct DaemonConnection {
@@ -66,10 +79,7 @@ pub struct Token(Option<MetadataValue<Ascii>>);
 impl Token {
     /// The token in the file that [`TOKEN_FILE`] names, if it names one.
     fn of_process() -> Result<Self, Failure> {
-        match std::env::var_os(TOKEN_FILE).filter(|path| !path.is_empty()) {
-            Some(path) => Self::read(Path::new(&path)),
-            None => Ok(Self::default()),
-        }
+        path_in(TOKEN_FILE).map_or_else(|| Ok(Self::default()), |path| Self::read(&path))
     }
 
     fn read(path: &Path) -> Result<Self, Failure> {
@@ -90,6 +100,22 @@ impl Token {
             .map_err(|error| failed(&error))?;
         header.set_sensitive(true);
         Ok(Self(Some(header)))
+    }
+}
+
+impl Token {
+    /// Keeps a token from being sent where others could read it.
+    fn check_way(&self, socket: &Path) -> Result<(), Failure> {
+        let is_private = |address: DaemonAddress| address.is_private();
+        // What is no address is told when it is connected to.
+        if self.0.is_none() || DaemonAddress::read(socket).map_or(true, is_private) {
+            return Ok(());
+        }
+        let address = socket.display();
+        Err(Failure::new(format!(
+            "the token in ${TOKEN_FILE} is not sent to {address}: everybody on the way could read it"
+        ))
+        .with_hint("use https://, or a tunnel to a port of this machine"))
     }
 }
 
@@ -124,13 +150,19 @@ impl DaemonConnection {
         }
     }
 
-    /// The same with a pause between reads, for clients that read several streams: see [`client::connect_at_rest`].
+    /// The same with a pause between reads, for clients that read several streams: see [`ConnectOptions`].
     ///
     /// # Errors
     /// With exit code 69 when nothing answers there.
     pub async fn connect_at_rest(socket: PathBuf, rest: Duration) -> Result<Self, Failure> {
         let token = Token::of_process()?;
-        match client::connect_at_rest(&socket, rest).await {
+        token.check_way(&socket)?;
+        let tls = TlsFiles {
+            ca: path_in(CA_FILE),
+            certificate: path_in(CLIENT_CERTIFICATE),
+            key: path_in(CLIENT_KEY),
+        };
+        match client::connect_with(&socket, ConnectOptions { rest, tls }).await {
             Ok(channel) => Ok(Self {
                 socket,
                 channel: InterceptedService::new(channel, token),
@@ -216,5 +248,14 @@ mod tests {
         let header = request.metadata().get("authorization").unwrap();
         assert_eq!(header.to_str().unwrap(), "Bearer 0123456789abcdef");
         assert!(!format!("{request:?}").contains("0123456789abcdef"));
+
+        let open = Path::new("http://sluice.example:50051");
+        let refused = token.check_way(open).unwrap_err();
+        let told = format!("{refused:?}");
+        assert!(told.contains("https://") && !told.contains("0123456789abcdef"));
+        for private in ["/s", "http://127.0.0.1:7", "https://sluice.example"] {
+            token.check_way(Path::new(private)).unwrap();
+        }
+        Token::default().check_way(open).unwrap();
     }
 }

@@ -82,14 +82,15 @@ impl Failure {
         Self::Reported {
             code: exit::UNREACHABLE,
             message: error.to_string(),
-            hint: Some(
-                match (error.is_denied, error.is_busy) {
+            hint: Some(error.hint.clone().unwrap_or_else(|| {
+                let hint = match (error.is_denied, error.is_busy) {
                     (true, _) => DENIED_HINT,
                     (_, true) => BUSY_HINT,
+                    _ if error.socket.contains("://") => LISTEN_HINT,
                     _ => START_HINT,
-                }
-                .to_owned(),
-            ),
+                };
+                hint.to_owned()
+            })),
             reason: None,
         }
     }
@@ -208,6 +209,9 @@ const DENIED_HINT: &str = "the socket of the service is open to the group sluice
 /// Hint where a daemon listens and does not answer.
 const BUSY_HINT: &str =
     "try again; if it stays so, look at its log (`journalctl -u sluice`), or restart it";
+
+/// Hint where nobody listens on a port.
+const LISTEN_HINT: &str = "start it with `sluiced --listen 127.0.0.1:PORT`: only one with a socket of its own is started on the way";
 
 /// Hint where no daemon runs.
 pub const START_HINT: &str = "start it with `sluiced` (or `systemctl start sluice`), or with a model by `sluice run NAME`; or name its socket with --socket or $SLUICE_SOCKET";
@@ -382,6 +386,7 @@ mod tests {
         let error = ConnectError {
             socket: "/run/sluice/sluice.sock".into(),
             cause: "Permission denied (os error 13)".into(),
+            hint: None,
             is_denied: true,
             is_busy: false,
         };

@@ -131,6 +131,13 @@ pub(super) enum BuiltIn<T> {
     },
 }
 
+/// A file that systemd handed over, where it did.
+pub(super) fn credential(layers: &Layers<'_>, name: &str) -> OptionalPath {
+    let folder = layers.environment.variable("CREDENTIALS_DIRECTORY");
+    let path = folder.map(|folder| Path::new(folder).join(name));
+    OptionalPath(path.filter(|path| path.exists()))
+}
+
 pub(super) fn default_weight_cache(layers: &Layers<'_>) -> OptionalPath {
     OptionalPath(layers.usual_folder("CACHE_DIRECTORY", "XDG_CACHE_HOME", ".cache"))
 }

@@ -3,10 +3,8 @@
 
 use std::{
     collections::BTreeMap,
-    fs,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
-    time::SystemTime,
 };
 
 use serde::Deserialize;
@@ -17,7 +15,7 @@ use sluice_shared::{
 };
 
 use super::{ConfigError, Environment, toml_file, values::from_text};
-use crate::model_name::ModelName;
+use crate::{file_stamp::FileStamp, model_name::ModelName};
 
 /// The file's name.
 pub(super) const FILE_NAME: &str = "models.toml";
@@ -112,17 +110,9 @@ pub struct ModelsFile {
 #[derive(Debug, Default)]
 struct ModelsFileState {
     /// What `tables` or `problem` were read from.
-    stamp: Option<FileStamp>,
+    stamp: Option<(PathBuf, FileStamp)>,
     tables: Arc<ModelTables>,
     problem: Option<String>,
-}
-
-/// By what a file is known to be the same.
-#[derive(Debug, Clone, PartialEq)]
-struct FileStamp {
-    path: PathBuf,
-    changed: Option<SystemTime>,
-    bytes: u64,
 }
 
 impl ModelsFile {
@@ -145,7 +135,7 @@ impl ModelsFile {
             state: Mutex::default(),
         };
         let stamp = opened.stamp();
-        let tables = stamp.as_ref().map(|stamp| read(&stamp.path)).transpose()?;
+        let tables = stamp.as_ref().map(|(path, _)| read(path)).transpose()?;
         let state = ModelsFileState {
             stamp,
             tables: Arc::new(tables.unwrap_or_default()),
@@ -160,7 +150,7 @@ impl ModelsFile {
     /// The file that is there, or the one that would be read first.
     #[must_use]
     pub fn path(&self) -> Option<PathBuf> {
-        let there = self.stamp().map(|stamp| stamp.path);
+        let there = self.stamp().map(|(path, _)| path);
         there.or_else(|| self.paths.first().cloned())
     }
 
@@ -170,7 +160,7 @@ impl ModelsFile {
         let stamp = self.stamp();
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.stamp != stamp {
-            let read = stamp.as_ref().map(|stamp| read(&stamp.path)).transpose();
+            let read = stamp.as_ref().map(|(path, _)| read(path)).transpose();
             match read {
                 Ok(tables) => {
                     state.tables = Arc::new(tables.unwrap_or_default());
@@ -187,15 +177,9 @@ impl ModelsFile {
         (state.tables.clone(), state.problem.clone())
     }
 
-    fn stamp(&self) -> Option<FileStamp> {
-        self.paths.iter().find_map(|path| {
-            let facts = fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
-            Some(FileStamp {
-                path: path.clone(),
-                changed: facts.modified().ok(),
-                bytes: facts.len(),
-            })
-        })
+    fn stamp(&self) -> Option<(PathBuf, FileStamp)> {
+        let stamp = |path: &PathBuf| Some((path.clone(), FileStamp::of(path)?));
+        self.paths.iter().find_map(stamp)
     }
 }
 

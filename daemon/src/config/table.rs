@@ -145,36 +145,72 @@ settings! {
         },
     }
 
-    /// Loopback address to listen on beside the socket, such as 127.0.0.1:50051, or none; port 0 takes any free port and
-    /// prints it. Every user of this machine can connect there; what they may do, `roles` and `token_file` say
+    /// Address to listen on beside the socket, such as 127.0.0.1:50051, or none; port 0 takes any free port and prints it.
+    /// On a loopback address every user of this machine can connect; what they may do, `roles` and `token_file` say
     ///
-    /// Addresses that other machines can reach are refused. The unit's sandbox must allow the port: see
-    /// sluice.service.d/listen.conf.
+    /// An address that other machines can reach, such as 0.0.0.0:50051, takes `tls_certificate` and `tls_key`, and `token_file` or
+    /// `tls_client_ca`. The unit's sandbox must allow the port: see sluice.service.d/listen.conf and tls.conf.
     listen: Listen {
         value: "ADDRESS|none",
         form: Text,
         built_in: Is("none"),
     }
 
-    /// Who may do what: roles with users, @groups or * for everybody, such as "generate=*; operate=alice; admin=@wheel"
+    /// Certificate for TLS on the port: a PEM file, the daemon's own first and then those that sign it
+    ///
+    /// Read again when it changes, as are the next two and `token_file`.
+    tls_certificate: OptionalPath {
+        value: "FILE",
+        form: Path,
+        built_in: Computed {
+            compute: |layers| layers::credential(layers, "tls.crt"),
+            words: "$CREDENTIALS_DIRECTORY/tls.crt if it exists",
+            example: "/etc/sluice/tls.crt",
+        },
+    }
+
+    /// Private key of that certificate: a PEM file, which only the daemon's user and group may be able to read
+    tls_key: OptionalPath {
+        value: "FILE",
+        form: Path,
+        built_in: Computed {
+            compute: |layers| layers::credential(layers, "tls.key"),
+            words: "$CREDENTIALS_DIRECTORY/tls.key if it exists",
+            example: "/etc/sluice/tls.key",
+        },
+    }
+
+    /// Certificates of those who sign clients' certificates: a PEM file; `roles` gives roles to such clients
+    tls_client_ca: OptionalPath {
+        value: "FILE",
+        form: Path,
+        built_in: Computed {
+            compute: |layers| layers::credential(layers, "client-ca.crt"),
+            words: "$CREDENTIALS_DIRECTORY/client-ca.crt if it exists",
+            example: "/etc/sluice/client-ca.crt",
+        },
+    }
+
+    /// Who may do what: roles with users, @groups, cert:NAME or * for everybody, such as "generate=*; operate=alice; admin=@wheel"
     ///
     /// Roles are observe, generate, operate and admin, each with what those before it may do. Root and the daemon's own user are
-    /// administrators. On the loopback port, callers without a token are everybody. See docs/peers.md.
+    /// administrators. On a loopback port, callers without a token are everybody; from other machines nobody is. cert:NAME is
+    /// who brings a certificate with that DNS name, cert:* whoever brings one; see `tls_client_ca` and docs/peers.md.
     roles: RoleRules {
         value: "RULES",
         form: Text,
         built_in: Is("generate=*; admin=@sluice-admin"),
     }
 
-    /// File of tokens for callers on the loopback port, a line each: ROLE TOKEN
+    /// File of tokens for callers on the port, a line each: ROLE TOKEN
     ///
     /// Only the daemon's user and group may be able to read it.
     token_file: OptionalPath {
         value: "FILE",
         form: Path,
         built_in: Computed {
-            compute: |_| OptionalPath(None),
-            words: "none",
+            compute: |layers| layers::credential(layers, "tokens"),
+            words: "$CREDENTIALS_DIRECTORY/tokens if it exists",
             example: "/etc/sluice/tokens",
         },
     }

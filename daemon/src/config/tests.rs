@@ -604,8 +604,6 @@ fn a_port_is_opened_when_a_layer_names_one_and_only_on_the_loopback_interface() 
     assert!(printed.contains(expected), "{printed}");
 
     for (text, problem) in [
-        ("0.0.0.0:1", "is reachable from other machines"),
-        ("[::ffff:10.0.0.1]:1", "is reachable from other machines"),
         ("50051", "is no address with a port"),
         ("127.0.0.1", "is no address with a port"),
         ("127.0.0.1:65536", "is no address with a port"),
@@ -614,6 +612,75 @@ fn a_port_is_opened_when_a_layer_names_one_and_only_on_the_loopback_interface() 
         let error = listen(&fixture, &[]).unwrap_err();
         assert!(error.contains(problem), "{text}: {error}");
     }
+}
+
+#[test]
+fn a_port_that_other_machines_reach_takes_tls_and_whom_to_let_in() {
+    let certificate = ["--tls-certificate", "/c", "--tls-key", "/k"];
+    let (tokens, ca) = (["--token-file", "/t"], ["--tls-client-ca", "/a"]);
+    let told = |address: &str, flags: &[&[&str]]| {
+        let flags = [&["--listen", address], &*flags.concat()].concat();
+        let resolved = Fixture::new().resolve(&flags);
+        resolved
+            .err()
+            .map(|error| error.split(": set ").nth(1).map(str::to_owned))
+    };
+    for address in [
+        "0.0.0.0:1",
+        "[::]:1",
+        "192.0.2.1:1",
+        "[::ffff:10.0.0.1]:1",
+        "[2001:db8::1]:1",
+    ] {
+        let lacks = |flags: &[&[&str]]| {
+            let told = told(address, flags)?.expect("what to set is told");
+            Some(told.split(';').next().unwrap().to_owned())
+        };
+        let both = "tls_certificate and tls_key, and token_file or tls_client_ca";
+        assert_eq!(lacks(&[]).as_deref(), Some(both), "{address}");
+        assert_eq!(
+            lacks(&[&tokens]).as_deref(),
+            Some("tls_certificate and tls_key")
+        );
+        assert_eq!(
+            lacks(&[&certificate]).as_deref(),
+            Some("token_file or tls_client_ca")
+        );
+        assert_eq!(lacks(&[&certificate, &tokens]), None);
+        assert_eq!(lacks(&[&certificate, &ca]), None);
+    }
+    // Of a port of this machine nothing is asked.
+    for address in ["127.0.0.1:1", "[::1]:1", "[::ffff:127.0.0.1]:1"] {
+        assert_eq!(told(address, &[]), None, "{address}");
+        assert_eq!(told(address, &[&certificate]), None, "{address}");
+    }
+    // What is named without what belongs to it.
+    for (flags, problem) in [
+        (&["--tls-certificate", "/c"][..], "needs its private key"),
+        (&["--tls-key", "/k"], "needs its certificate"),
+        (&ca, "needs tls_certificate and tls_key"),
+    ] {
+        let error = Fixture::new().resolve(flags).unwrap_err();
+        assert!(error.contains(problem), "{error}");
+    }
+}
+
+#[test]
+fn credentials_of_systemd_are_taken_where_nothing_is_set() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_str().unwrap();
+    let fixture = || Fixture::new().variable("CREDENTIALS_DIRECTORY", path);
+    let config = fixture().resolve(&[]).unwrap();
+    assert_eq!(config.token_file.value.0, None, "there is none");
+    for name in ["tokens", "tls.crt", "tls.key", "client-ca.crt"] {
+        std::fs::write(folder.path().join(name), "").unwrap();
+    }
+    let config = fixture().resolve(&["--tls-key", "/k"]).unwrap();
+    let there = |name: &str| Some(folder.path().join(name));
+    assert_eq!(config.token_file.value.0, there("tokens"));
+    assert_eq!(config.tls_certificate.value.0, there("tls.crt"));
+    assert_eq!(config.tls_key.value.0, Some("/k".into()));
+    assert_eq!(config.tls_client_ca.value.0, there("client-ca.crt"));
 }
 
 #[test]

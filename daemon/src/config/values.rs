@@ -315,10 +315,23 @@ optional! {
     PinnedMemoryLimit(u64), "auto", bytes, units::parse_bytes, units::bytes_exactly;
     /// Limit for the size of converted weights.
     WeightCacheLimit(u64), "none", bytes, units::parse_bytes, units::bytes_exactly;
-    /// Loopback address to listen on beside the socket.
+    /// Address to listen on beside the socket.
     Listen(SocketAddr), "none", address, read_address, |address| address.to_string();
     /// Time without requests after which the model is unloaded.
     IdleUnload(Duration), "never", after, read_idle_time, show_duration;
+}
+
+impl Listen {
+    /// The address, where other machines can reach it.
+    pub(super) fn beyond_loopback(self) -> Option<SocketAddr> {
+        self.0.filter(|address| !is_loopback(*address))
+    }
+}
+
+/// Whether only this machine reaches the address. That of IPv4 may be written as one of IPv6.
+#[must_use]
+pub fn is_loopback(address: SocketAddr) -> bool {
+    address.ip().to_canonical().is_loopback()
 }
 
 impl IdleUnload {
@@ -340,19 +353,11 @@ fn read_address(text: &str) -> Result<SocketAddr, String> {
         Some(port) => format!("127.0.0.1:{port}"),
         None => text.to_owned(),
     };
-    let address: SocketAddr = numeric.parse().map_err(|_| {
+    numeric.parse().map_err(|_| {
         format!(
             "`{text}` is no address with a port; write 127.0.0.1:PORT or [::1]:PORT (port 0: any that is free), or none"
         )
-    })?;
-    match address.ip().is_loopback() {
-        true => Ok(address),
-        false => Err(format!(
-            "{address} is reachable from other machines, and sluiced does not encrypt: listen on 127.0.0.1:{port}, and \
-             come from elsewhere through a tunnel, such as `ssh -L {port}:127.0.0.1:{port} HOST`",
-            port = address.port()
-        )),
-    }
+    })
 }
 
 fn read_idle_time(text: &str) -> Result<Duration, String> {

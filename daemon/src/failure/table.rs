@@ -199,7 +199,7 @@ fn row(failure: &Failure) -> ErrorRow {
             .hint("send a state, and read one, without pauses"),
         Failure::NotAllowed { needed, .. } => ErrorRow::new(Code::PermissionDenied, "ROLE_NEEDED")
             .hint(
-                "the administrator gives roles: `roles` in sluiced.toml by user or group, or a token \
+                "the administrator gives roles: `roles` in sluiced.toml by user, group or certificate, or a token \
                  (docs/peers.md)",
             )
             .figure("needed", needed),
@@ -218,6 +218,12 @@ fn row(failure: &Failure) -> ErrorRow {
         }
         Failure::UnknownToken => ErrorRow::new(Code::Unauthenticated, "UNKNOWN_TOKEN")
             .hint("ask the administrator for a token, or call without one"),
+        Failure::TokenRevoked => ErrorRow::new(Code::Unauthenticated, "TOKEN_REVOKED")
+            .hint("ask the administrator for another token"),
+        Failure::NobodyKnown => ErrorRow::new(Code::Unauthenticated, "NOBODY_KNOWN").hint(
+            "ask the administrator for a token: $SLUICE_TOKEN_FILE names its file for sluice, others send it as `authorization: \
+             Bearer TOKEN`",
+        ),
         Failure::MalformedMessage { .. } => {
             ErrorRow::invalid("MALFORMED_MESSAGE", "message")
                 .hint("text has to be UTF-8; was the client made from another version of the schema?")

@@ -105,6 +105,8 @@ fn name(failure: &Failure) -> &'static str {
         F::NotYours { .. } => "not yours",
         F::PathNotAllowed { .. } => "path not allowed",
         F::UnknownToken => "unknown token",
+        F::TokenRevoked => "revoked token",
+        F::NobodyKnown => "nobody known",
         F::MalformedMessage { .. } => "malformed message",
         F::MessageTooLarge => "message too large",
         F::TooManyCalls => "too many calls",
@@ -181,7 +183,7 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
 }
 
 /// Variants that [`name`] knows.
-const VARIANTS: usize = 199;
+const VARIANTS: usize = 201;
 
 /// An example of each variant with its code; of `Io`, one of each kind that matters.
 async fn all() -> Vec<(Failure, Code)> {
@@ -423,6 +425,8 @@ async fn all() -> Vec<(Failure, Code)> {
             PermissionDenied,
         ),
         (F::UnknownToken, Unauthenticated),
+        (F::TokenRevoked, Unauthenticated),
+        (F::NobodyKnown, Unauthenticated),
         (F::MalformedMessage { cause: text() }, InvalidArgument),
         (F::MessageTooLarge, ResourceExhausted),
         (F::TooManyCalls, ResourceExhausted),

@@ -10,6 +10,7 @@ use std::{
 
 use http_body::{Body as HttpBody, Frame};
 use tokio::time::{Sleep, sleep};
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::{
     Code, Status,
     body::Body,
@@ -81,7 +82,11 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let (caller, place) = match self.calls.admit(&request) {
+        let Admitted {
+            caller,
+            place,
+            revoked,
+        } = match self.calls.admit(&request) {
             Ok(admitted) => admitted,
             Err(refused) => {
                 let refused = Status::from(refused).into_http();
@@ -103,20 +108,44 @@ where
         request.extensions_mut().insert(HeldMessage(share.clone()));
         let answer = self.inner.call(request);
         Box::pin(async move {
-            let answer = answer.await?;
+            let is_revoked = async {
+                match &revoked {
+                    Some(revoked) => revoked.cancelled().await,
+                    None => std::future::pending().await,
+                }
+            };
+            let answer = tokio::select! {
+                answer = answer => answer?,
+                () = is_revoked => return Ok(Status::from(Failure::TokenRevoked).into_http()),
+            };
             // The message has become an answer, or is held by the request that waits with it.
             drop(share);
             Ok(match unreadable(answer.headers()) {
                 Some(failure) => Status::from(failure).into_http(),
-                None => answer.map(|body| Body::new(Answer { body, place })),
+                None => answer.map(|body| {
+                    let revoked = revoked.map(|revoked| Box::pin(revoked.cancelled_owned()));
+                    Body::new(Answer {
+                        body: Some(body),
+                        place,
+                        revoked,
+                    })
+                }),
             })
         })
     }
 }
 
+/// A call that may be made.
+struct Admitted {
+    caller: Caller,
+    place: CallPlace,
+    /// Cancelled when the token that it came with is revoked.
+    revoked: Option<CancellationToken>,
+}
+
 impl Calls {
-    /// The caller, and a place for the call.
-    fn admit(&self, request: &Request<Body>) -> Result<(Caller, CallPlace), Failure> {
+    /// Who makes the call, and a place for it.
+    fn admit(&self, request: &Request<Body>) -> Result<Admitted, Failure> {
         // Each connection of the daemon's has one.
         let peer: Option<&Arc<Peer>> = request.extensions().get();
         let peer = peer.ok_or(Failure::TooManyCalls)?;
@@ -125,10 +154,14 @@ impl Calls {
             let text = value.to_str().unwrap_or_default();
             text.strip_prefix("Bearer ").unwrap_or_default().trim()
         });
-        let caller = self.access.by_token(peer.caller, token)?;
+        let (caller, revoked) = self.access.by_token(peer.caller, token)?;
         permissions::check(caller, request.uri().path())?;
         let place = peer.call(caller).ok_or(Failure::TooManyCalls)?;
-        Ok((caller, place))
+        Ok(Admitted {
+            caller,
+            place,
+            revoked,
+        })
     }
 }
 
@@ -294,8 +327,11 @@ impl HttpBody for Messages {
 
 /// An answer on its way out; the call lasts as long as it does.
 struct Answer {
-    body: Body,
+    /// `None` once it was cut off, which ends what it is about.
+    body: Option<Body>,
     place: CallPlace,
+    /// Ready when the token that the call came with is revoked.
+    revoked: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
 }
 
 impl HttpBody for Answer {
@@ -306,15 +342,28 @@ impl HttpBody for Answer {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        let own = &mut *self;
+        let Some(body) = &mut own.body else {
+            return Poll::Ready(None);
+        };
+        if let Some(revoked) = &mut own.revoked
+            && revoked.as_mut().poll(cx).is_ready()
+        {
+            own.body = None;
+            let mut trailers = HeaderMap::new();
+            let refused = Status::from(Failure::TokenRevoked);
+            let written = refused.add_header(&mut trailers);
+            return Poll::Ready(Some(written.map(|()| Frame::trailers(trailers))));
+        }
+        let frame = ready!(Pin::new(body).poll_frame(cx));
         if let Some(Ok(frame)) = &frame {
-            self.place.queued(frame.data_ref().map_or(0, Bytes::len));
+            own.place.queued(frame.data_ref().map_or(0, Bytes::len));
         }
         Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.body.as_ref().is_none_or(Body::is_end_stream)
     }
 }
 

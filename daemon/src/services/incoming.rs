@@ -3,15 +3,18 @@
 mod authority;
 mod credentials;
 mod frames;
+mod handshakes;
 mod hpack;
 mod local;
 mod opening;
 mod peers;
 mod rare;
+mod wire;
 
 use std::{
-    future::Future,
+    future::{Future, poll_fn},
     io,
+    net::SocketAddr,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -21,7 +24,7 @@ use std::{
 use futures_util::stream::{self, Stream};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::{TcpListener, TcpStream, UnixListener, UnixStream},
+    net::{TcpListener, TcpStream, UnixListener},
     sync::mpsc,
     time::{Sleep, sleep},
 };
@@ -30,16 +33,20 @@ use tonic::transport::server::Connected;
 
 use authority::Authorities;
 use frames::{Flood, Frames, Progress};
+use handshakes::Handshakes;
 pub(super) use local::LocalNames;
 use opening::Opening;
-use peers::Peers;
 pub(super) use peers::{CallPlace, Peer};
+use peers::{Peers, Visitor};
 use rare::RareWarning;
+use wire::Wire;
 
 use crate::{
     access::AccessRules,
     caller::User,
+    config,
     limits::{FIRST_CALL_TIMEOUT, FRAME_TIMEOUT, IDLE_TIMEOUT},
+    tls::Tls,
 };
 
 /// Pause after a failed accept, most likely for want of file descriptors: without it the loop would spin.
@@ -56,11 +63,40 @@ pub struct Listeners {
     pub unix: UnixListener,
     /// Listeners that take the Unix socket's place, one after another.
     pub replacements: mpsc::Receiver<UnixListener>,
-    /// A port of the loopback interface, where one was asked for.
-    pub tcp: Option<TcpListener>,
+    /// Ports, where they were asked for.
+    pub ports: Vec<Port>,
 }
 
-/// Accepted connections of both listeners.
+/// A port.
+#[derive(Debug)]
+pub struct Port {
+    listener: TcpListener,
+    tls: Option<Tls>,
+    /// Whether other machines can reach it.
+    is_beyond_loopback: bool,
+}
+
+impl Port {
+    /// A port that listens at this address.
+    #[must_use]
+    pub fn new(listener: TcpListener, address: SocketAddr, tls: Option<Tls>) -> Self {
+        Self {
+            listener,
+            tls,
+            is_beyond_loopback: !config::is_loopback(address),
+        }
+    }
+
+    /// Whoever connects, as long as nothing tells who it is.
+    fn stranger(&self) -> User {
+        match self.is_beyond_loopback {
+            true => User::Elsewhere,
+            false => User::Tcp,
+        }
+    }
+}
+
+/// Accepted connections of all listeners.
 pub(super) fn connections(
     listeners: Listeners,
     access: Arc<AccessRules>,
@@ -69,6 +105,7 @@ pub(super) fn connections(
         listeners,
         access,
         peers: Arc::default(),
+        handshakes: Handshakes::default(),
         failures: RareWarning::default(),
     };
     stream::unfold(acceptor, |mut acceptor| async {
@@ -81,6 +118,7 @@ struct Acceptor {
     listeners: Listeners,
     access: Arc<AccessRules>,
     peers: Arc<Peers>,
+    handshakes: Handshakes,
     failures: RareWarning,
 }
 
@@ -88,11 +126,10 @@ impl Acceptor {
     /// The next connection that gets a place.
     async fn next(&mut self) -> Connection {
         loop {
-            match accept(&mut self.listeners).await {
-                Ok((wire, user, groups)) => {
-                    let role = self.access.role(user, &groups);
+            match self.accept().await {
+                Ok((wire, visitor)) => {
                     // Without a place it is closed at once, so that whoever comes next need not wait behind it.
-                    if let Some(peer) = self.peers.take(user, role) {
+                    if let Some(peer) = self.peers.take(visitor) {
                         return Connection::new(wire, peer);
                     }
                     let reason = "all places of connections have calls under way";
@@ -105,36 +142,77 @@ impl Acceptor {
             }
         }
     }
-}
 
-/// The next connection, whose it is, and all groups of the process behind it.
-async fn accept(listeners: &mut Listeners) -> io::Result<(Wire, User, Vec<u32>)> {
-    loop {
-        let tcp = async {
-            match &listeners.tcp {
-                Some(tcp) => tcp.accept().await,
-                None => std::future::pending().await,
+    /// The next connection, and whose it is. Those of TLS come when their handshakes are done.
+    async fn accept(&mut self) -> io::Result<(Wire, Visitor)> {
+        let Self {
+            listeners,
+            access,
+            handshakes,
+            ..
+        } = self;
+        loop {
+            tokio::select! {
+                accepted = listeners.unix.accept() => {
+                    let (stream, _) = accepted?;
+                    let peer = stream.peer_cred()?;
+                    let user = User::Unix { uid: peer.uid() };
+                    // Where the others can't be had, only rules about users and primary groups count.
+                    let mut groups = credentials::groups(&stream).unwrap_or_default();
+                    groups.push(peer.gid());
+                    let visitor = Visitor {
+                        user,
+                        role: access.role(user, &groups),
+                        needs_local_name: false,
+                    };
+                    return Ok((Wire::Unix(stream), visitor));
+                }
+                accepted = accept_port(&listeners.ports) => {
+                    let (port, stream, from) = accepted?;
+                    // A pass's event is small: Nagle's algorithm would hold it back for the next one.
+                    stream.set_nodelay(true)?;
+                    let user = port.stranger();
+                    match &port.tls {
+                        Some(tls) => handshakes.begin(stream, from.ip(), tls.server(), user),
+                        None => {
+                            let visitor = Visitor {
+                                user,
+                                role: access.role(user, &[]),
+                                needs_local_name: true,
+                            };
+                            return Ok((Wire::Tcp(stream), visitor));
+                        }
+                    }
+                }
+                (stream, stranger) = handshakes.next() => {
+                    let (_, session) = stream.get_ref();
+                    let chain = session.peer_certificates();
+                    let certificate = chain.and_then(<[_]>::first);
+                    let (user, role) = access.by_certificate(certificate, stranger);
+                    let visitor = Visitor {
+                        user,
+                        role,
+                        needs_local_name: false,
+                    };
+                    return Ok((Wire::Tls(stream), visitor));
+                }
+                Some(replacement) = listeners.replacements.recv() => listeners.unix = replacement,
             }
-        };
-        tokio::select! {
-            accepted = listeners.unix.accept() => {
-                let (stream, _) = accepted?;
-                let peer = stream.peer_cred()?;
-                let user = User::Unix { uid: peer.uid() };
-                // Where the others can't be had, only rules about users and primary groups count.
-                let mut groups = credentials::groups(&stream).unwrap_or_default();
-                groups.push(peer.gid());
-                return Ok((Wire::Unix(stream), user, groups));
-            }
-            accepted = tcp => {
-                let (stream, _) = accepted?;
-                // A pass's event is small: Nagle's algorithm would hold it back for the next one.
-                stream.set_nodelay(true)?;
-                return Ok((Wire::Tcp(stream), User::Tcp, Vec::new()));
-            }
-            Some(replacement) = listeners.replacements.recv() => listeners.unix = replacement,
         }
     }
+}
+
+/// The next connection of a port, and where it comes from. Never, where there is none.
+async fn accept_port(ports: &[Port]) -> io::Result<(&Port, TcpStream, SocketAddr)> {
+    poll_fn(|cx| {
+        for port in ports {
+            if let Poll::Ready(accepted) = port.listener.poll_accept(cx) {
+                return Poll::Ready(accepted.map(|(stream, from)| (port, stream, from)));
+            }
+        }
+        Poll::Pending
+    })
+    .await
 }
 
 /// A connection that gives its place back when it ends.
@@ -156,17 +234,11 @@ pub(super) struct Connection {
     handed: usize,
 }
 
-#[derive(Debug)]
-enum Wire {
-    Unix(UnixStream),
-    Tcp(TcpStream),
-}
-
 impl Connection {
     fn new(wire: Wire, peer: Arc<Peer>) -> Self {
         let authorities = match wire {
             Wire::Unix(_) => Some(Authorities::new()),
-            Wire::Tcp(_) => None,
+            Wire::Tcp(_) | Wire::Tls(_) => None,
         };
         Self {
             wire,
@@ -234,16 +306,6 @@ impl Connected for Connection {
     }
 }
 
-/// The same call on either kind of stream.
-macro_rules! on_wire {
-    ($connection:ident, $stream:ident => $call:expr) => {
-        match &mut $connection.wire {
-            Wire::Unix($stream) => $call,
-            Wire::Tcp($stream) => $call,
-        }
-    };
-}
-
 impl AsyncRead for Connection {
     fn poll_read(
         mut self: Pin<&mut Self>,
@@ -260,7 +322,7 @@ impl AsyncRead for Connection {
             }
             let mut bytes = [0; READ_BYTES];
             let mut read = ReadBuf::new(&mut bytes);
-            match on_wire!(own, stream => Pin::new(stream).poll_read(cx, &mut read)) {
+            match Pin::new(&mut own.wire).poll_read(cx, &mut read) {
                 // The end of the stream, as if the client had closed it.
                 Poll::Pending if own.is_over(cx) => return Poll::Ready(Ok(())),
                 Poll::Pending => return Poll::Pending,
@@ -317,12 +379,12 @@ impl AsyncWrite for Connection {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let done = on_wire!(self, stream => Pin::new(stream).poll_flush(cx));
+        let done = Pin::new(&mut self.wire).poll_flush(cx);
         unless_over(&mut self, cx, done)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let done = on_wire!(self, stream => Pin::new(stream).poll_shutdown(cx));
+        let done = Pin::new(&mut self.wire).poll_shutdown(cx);
         unless_over(&mut self, cx, done)
     }
 
@@ -331,7 +393,7 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let written = on_wire!(self, stream => Pin::new(stream).poll_write_vectored(cx, bufs));
+        let written = Pin::new(&mut self.wire).poll_write_vectored(cx, bufs);
         if let Poll::Ready(Ok(bytes)) = written {
             self.peer.sent(bytes);
         }

@@ -1,7 +1,11 @@
 //! Which role each call needs. What depends on the message besides, such as whose request it is about, is checked where
 //! the message is read.
 
-use crate::{caller::Caller, failure::Failure, role::Role};
+use crate::{
+    caller::{Caller, User},
+    failure::Failure,
+    role::Role,
+};
 
 /// Every call of the schema, and the least role that may make it. Health and reflection are for all who can connect.
 const NEEDED: [(&str, &str, Role); 27] = [
@@ -39,9 +43,10 @@ const NEEDED: [(&str, &str, Role); 27] = [
     ("TelemetryService", "WatchSnapshots", Role::Observe),
 ];
 
-/// Refuses a call that the caller's role does not reach. `path` is that of HTTP, such as `/sluice.v1.ModelService/ListModels`.
+/// Refuses a call that the caller's role does not reach, and any of whoever comes from elsewhere and doesn't say who. `path` is that of HTTP, such as `/sluice.v1.ModelService/ListModels`.
 pub(super) fn check(caller: Caller, path: &str) -> Result<(), Failure> {
     match needed(path) {
+        Some(_) if caller.user == User::Elsewhere => Err(Failure::NobodyKnown),
         Some((call, needed)) if !caller.may(needed) => Err(Failure::NotAllowed {
             call,
             needed,
@@ -98,5 +103,13 @@ mod tests {
             refused.to_string(),
             "UnloadModel needs the role operate; you have generate"
         );
+        let stranger = Caller {
+            user: User::Elsewhere,
+            role: None,
+            ..caller
+        };
+        let refused = check(stranger, "/sluice.v1.ModelService/ListModels").unwrap_err();
+        assert!(matches!(refused, Failure::NobodyKnown));
+        check(stranger, "/grpc.health.v1.Health/Check").unwrap();
     }
 }

@@ -18,16 +18,34 @@ pub(super) struct GatheredStream<T> {
     inner: T,
     /// Bytes that were read before, and how many of them were handed on.
     first: (Vec<u8>, usize),
+    /// Bytes that were written before, of those that are still to be written.
+    written: usize,
     rest: Duration,
     until: Pin<Box<Sleep>>,
 }
 
+/// What went over a connection before it became a [`GatheredStream`].
+#[derive(Debug, Default)]
+pub(super) struct FirstBytes {
+    pub(super) read: Vec<u8>,
+    /// So many of the bytes that whoever uses the stream will write.
+    pub(super) written: usize,
+}
+
 impl<T> GatheredStream<T> {
+    /// How many bytes of these went out before.
+    fn skip(&mut self, bytes: usize) -> Option<usize> {
+        let skipped = self.written.min(bytes);
+        self.written -= skipped;
+        (skipped > 0).then_some(skipped)
+    }
+
     /// `rest` is what an answer may come later for it.
-    pub(super) fn new(inner: T, first: Vec<u8>, rest: Duration) -> Self {
+    pub(super) fn new(inner: T, first: FirstBytes, rest: Duration) -> Self {
         Self {
             inner,
-            first: (first, 0),
+            first: (first.read, 0),
+            written: first.written,
             rest,
             until: Box::pin(sleep(Duration::ZERO)),
         }
@@ -68,6 +86,9 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for GatheredStream<T> {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
+        if let Some(skipped) = self.skip(bytes.len()) {
+            return Poll::Ready(Ok(skipped));
+        }
         Pin::new(&mut self.inner).poll_write(context, bytes)
     }
 
@@ -84,6 +105,9 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for GatheredStream<T> {
         context: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        if let Some(skipped) = self.skip(slices.iter().map(|slice| slice.len()).sum()) {
+            return Poll::Ready(Ok(skipped));
+        }
         Pin::new(&mut self.inner).poll_write_vectored(context, slices)
     }
 
@@ -105,7 +129,7 @@ mod tests {
     async fn what_came_while_it_rested_is_read_at_once() {
         let (mut writer, reader) = UnixStream::pair().expect("a pair");
         let rest = Duration::from_millis(30);
-        let mut gathered = GatheredStream::new(reader, Vec::new(), rest);
+        let mut gathered = GatheredStream::new(reader, FirstBytes::default(), rest);
         let mut buffer = [0; 64];
         writer.write_all(b"one").await.expect("written");
         let start = Instant::now();
@@ -116,5 +140,22 @@ mod tests {
         assert!(start.elapsed() >= rest);
         drop(writer);
         assert_eq!(gathered.read(&mut buffer).await.expect("read"), 0);
+    }
+
+    #[tokio::test]
+    async fn what_was_written_before_is_not_written_again() {
+        let (mut reader, writer) = UnixStream::pair().expect("a pair");
+        let first = FirstBytes {
+            read: Vec::new(),
+            written: 5,
+        };
+        let mut gathered = GatheredStream::new(writer, first, Duration::ZERO);
+        for bytes in [&b"one"[..], b"two", b"three"] {
+            gathered.write_all(bytes).await.expect("written");
+        }
+        drop(gathered);
+        let mut came = String::new();
+        reader.read_to_string(&mut came).await.expect("read");
+        assert_eq!(came, "othree");
     }
 }

@@ -7,7 +7,7 @@ use std::{
     io::{self, Read, Seek, SeekFrom},
     os::{
         fd::OwnedFd,
-        unix::{ffi::OsStrExt, fs::OpenOptionsExt, net::UnixStream},
+        unix::{fs::OpenOptionsExt, net::UnixStream},
     },
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -21,7 +21,7 @@ use rustix::{
 };
 use serde_json::json;
 use sluice_proto::v1::GetSnapshotRequest;
-use sluice_shared::exit;
+use sluice_shared::{address::DaemonAddress, exit};
 
 use super::{follow, offline, present};
 use crate::{
@@ -52,10 +52,7 @@ pub(super) async fn daemon(
     flag: Option<&Path>,
 ) -> Result<DaemonConnection, Failure> {
     match DaemonConnection::connect(socket.clone()).await {
-        Err(failure) if failure.code() != exit::UNREACHABLE => Err(failure),
-        Err(failure) if is_address(&socket) => Err(failure.with_hint(
-            "start it with `sluiced --listen 127.0.0.1:PORT`: only one with a socket of its own is started on the way",
-        )),
+        Err(failure) if failure.code() != exit::UNREACHABLE || is_address(&socket) => Err(failure),
         Err(_) if !has_listener(&socket) => start(&socket, flag).await,
         // Another may have started one since.
         Err(_) => DaemonConnection::connect(socket).await,
@@ -63,10 +60,9 @@ pub(super) async fn daemon(
     }
 }
 
-/// Whether `socket` is an address, such as `http://127.0.0.1:7777`, and not a path.
+/// Whether `socket` is an address, such as `http://127.0.0.1:7777`, or was meant for one, and not a path.
 fn is_address(socket: &Path) -> bool {
-    let bytes = socket.as_os_str().as_bytes();
-    bytes.windows(3).any(|window| window == b"://")
+    !matches!(DaemonAddress::read(socket), Ok(DaemonAddress::Socket(_)))
 }
 
 /// Whether a process listens on the socket. One that refuses this user counts: starting another daemon would not help.
@@ -282,7 +278,7 @@ mod tests {
 
     #[test]
     fn an_address_is_no_path() {
-        for address in ["http://127.0.0.1:7777", "https://h", "HTTP://h"] {
+        for address in ["http://127.0.0.1:7777", "https://h", "HTTP://h", "ftp://h"] {
             assert!(is_address(Path::new(address)), "{address}");
         }
         for path in ["/run/sluice/sluice.sock", "s", "a:b//c"] {

@@ -1,7 +1,7 @@
-//! A tower layer that answers calls on TCP only under a name of this machine's loopback interface.
+//! A tower layer that answers calls without TLS on a port only under a name of this machine's loopback interface.
 //!
 //! A web page may resolve its own name to 127.0.0.1 and have a browser send requests there (DNS rebinding); the name it came
-//! under gives it away.
+//! under gives it away. With TLS the browser would ask for a certificate of that name.
 
 use std::{
     net::{Ipv4Addr, Ipv6Addr},
@@ -17,9 +17,8 @@ use tonic::{
 use tower::{Layer, Service};
 
 use super::Peer;
-use crate::caller::User;
 
-/// The layer that refuses calls on TCP under any name but the loopback interface's.
+/// The layer that refuses calls without TLS on a port under any name but the loopback interface's.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LocalNames;
 
@@ -50,9 +49,9 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let peer: Option<&Arc<Peer>> = request.extensions().get();
-        let is_tcp = peer.is_some_and(|peer| peer.caller.user == User::Tcp);
+        let is_checked = peer.is_some_and(|peer| peer.needs_local_name);
         let name = name(&request);
-        if is_tcp && !name.as_ref().is_some_and(is_loopback) {
+        if is_checked && !name.as_ref().is_some_and(is_loopback) {
             let name = name.map_or_else(|| "no name".to_owned(), |name| format!("`{name}`"));
             let refused = Status::permission_denied(format!(
                 "this port answers to localhost, 127.0.0.1 and [::1], not to {name}"

@@ -16,8 +16,8 @@ use super::rare::RareWarning;
 use crate::{
     caller::{Caller, User},
     limits::{
-        ADMIN_CALLS, ADMIN_CONNECTIONS, CALLS_MAX, CLOSING_MAX, CONNECTIONS_MAX, UNREAD_BYTES_MAX,
-        USER_CALLS_MAX, USER_CONNECTIONS_MAX,
+        ADMIN_CALLS, ADMIN_CONNECTIONS, CALLS_MAX, CLOSING_MAX, CONNECTIONS_MAX,
+        STRANGERS_CALLS_MAX, UNREAD_BYTES_MAX, USER_CALLS_MAX, USER_CONNECTIONS_MAX,
     },
     role::Role,
 };
@@ -48,10 +48,20 @@ struct UserPlaces {
     calls: usize,
 }
 
+/// Who opened a connection.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Visitor {
+    pub(super) user: User,
+    pub(super) role: Option<Role>,
+    /// Whether its calls must name this machine, lest they come by way of a web page.
+    pub(super) needs_local_name: bool,
+}
+
 /// A connection, as its calls know it.
 #[derive(Debug)]
 pub(in crate::services) struct Peer {
     pub(in crate::services) caller: Caller,
+    pub(super) needs_local_name: bool,
     peers: Arc<Peers>,
     calls: AtomicUsize,
     has_called: AtomicBool,
@@ -64,9 +74,10 @@ pub(in crate::services) struct Peer {
 }
 
 impl Peers {
-    /// A place for a connection of this user; `None` where all have calls under way. A connection without calls gives its
+    /// A place for a connection of this visitor; `None` where all have calls under way. A connection without calls gives its
     /// place up: the one that has been silent for longest, of the user with the most.
-    pub(super) fn take(self: &Arc<Self>, user: User, role: Option<Role>) -> Option<Arc<Peer>> {
+    pub(super) fn take(self: &Arc<Self>, visitor: Visitor) -> Option<Arc<Peer>> {
+        let Visitor { user, role, .. } = visitor;
         let mut state = self.state();
         // The administrator is the one who can end what others do.
         let (all, of_user) = match role == Some(Role::Admin) {
@@ -90,6 +101,7 @@ impl Peers {
                 connection: state.last,
                 role,
             },
+            needs_local_name: visitor.needs_local_name,
             peers: self.clone(),
             calls: AtomicUsize::new(0),
             has_called: AtomicBool::new(false),
@@ -190,11 +202,18 @@ impl Peer {
     /// Counts a call until the result is dropped; `None` where there are too many.
     pub(in crate::services) fn call(self: &Arc<Self>, caller: Caller) -> Option<CallPlace> {
         let mut state = self.peers.state();
-        // By connection: a token doesn't make another user of it here.
-        let user = self.caller.user;
+        // By connection: a token makes another user of it here only where nothing else tells those of a port apart.
+        let user = match self.caller.user {
+            User::Elsewhere => caller.user,
+            connected => connected,
+        };
+        let of_user = match user {
+            User::Elsewhere => STRANGERS_CALLS_MAX,
+            _ => USER_CALLS_MAX,
+        };
         let is_full = match caller.may(Role::Admin) {
             true => state.all.calls >= CALLS_MAX + ADMIN_CALLS,
-            false => state.all.calls >= CALLS_MAX || state.of(user).calls >= USER_CALLS_MAX,
+            false => state.all.calls >= CALLS_MAX || state.of(user).calls >= of_user,
         };
         if is_full || self.is_closing() {
             return None;
@@ -202,7 +221,8 @@ impl Peer {
         state.count(user, |places| places.calls += 1);
         self.calls.fetch_add(1, Ordering::Relaxed);
         self.has_called.store(true, Ordering::Relaxed);
-        Some(CallPlace(self.clone()))
+        let peer = self.clone();
+        Some(CallPlace { peer, user })
     }
 
     /// So many bytes went out.
@@ -251,12 +271,16 @@ impl Peer {
 
 /// A call under way.
 #[derive(Debug)]
-pub(in crate::services) struct CallPlace(Arc<Peer>);
+pub(in crate::services) struct CallPlace {
+    peer: Arc<Peer>,
+    /// Whose it is.
+    user: User,
+}
 
 impl CallPlace {
     /// So many bytes of its answer wait to go out.
     pub(in crate::services) fn queued(&self, bytes: usize) {
-        let peer = &self.0;
+        let peer = &self.peer;
         if peer.is_closing() {
             return;
         }
@@ -269,10 +293,10 @@ impl CallPlace {
 
 impl Drop for CallPlace {
     fn drop(&mut self) {
-        let peer = &self.0;
+        let peer = &self.peer;
         peer.touch();
         let mut state = peer.peers.state();
-        state.count(peer.caller.user, |places| places.calls -= 1);
+        state.count(self.user, |places| places.calls -= 1);
         // What waited for a call that was cut is thrown away, which nobody tells. Without calls nothing waits.
         if peer.calls.fetch_sub(1, Ordering::Relaxed) == 1 {
             peer.forget_unread();
@@ -290,8 +314,16 @@ mod tests {
         User::Unix { uid }
     }
 
+    fn visitor(user: User, role: Option<Role>) -> Visitor {
+        Visitor {
+            user,
+            role,
+            needs_local_name: false,
+        }
+    }
+
     fn take(peers: &Arc<Peers>, uid: u32) -> Option<Arc<Peer>> {
-        peers.take(user(uid), GENERATE)
+        peers.take(visitor(user(uid), GENERATE))
     }
 
     fn call(peer: &Arc<Peer>) -> Option<CallPlace> {
@@ -327,7 +359,7 @@ mod tests {
             })
             .collect();
         assert!(take(&peers, 70_002).is_none());
-        let admin = peers.take(user(0), Some(Role::Admin)).unwrap();
+        let admin = peers.take(visitor(user(0), Some(Role::Admin))).unwrap();
         admin.leave();
         calls[0].1.leave();
         assert!(take(&peers, 70_002).is_some());
@@ -342,6 +374,29 @@ mod tests {
         assert!(call(&take(&peers, 70_001).unwrap()).is_some());
         calls.pop();
         assert!(call(&peer).is_some());
+    }
+
+    #[test]
+    fn strangers_from_elsewhere_leave_places_for_those_who_say_who_they_are() {
+        let peers = Arc::new(Peers::default());
+        let peer = peers.take(visitor(User::Elsewhere, None)).unwrap();
+        let watching: Vec<_> = (0..STRANGERS_CALLS_MAX)
+            .map(|_| call(&peer).unwrap())
+            .collect();
+        let other = peers.take(visitor(User::Elsewhere, None)).unwrap();
+        assert!(call(&other).is_none());
+        let known = Caller {
+            user: User::Token(1),
+            role: GENERATE,
+            ..other.caller
+        };
+        let calls: Vec<_> = (0..USER_CALLS_MAX)
+            .map(|_| other.call(known).unwrap())
+            .collect();
+        assert!(other.call(known).is_none());
+        drop((watching, calls));
+        assert!(peers.state().users.len() == 1, "only connections are left");
+        assert!(call(&other).is_some());
     }
 
     #[test]

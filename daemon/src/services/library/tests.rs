@@ -34,7 +34,7 @@ fn daemon(models: Option<&Path>) -> Arc<Daemon> {
 
 fn caller(user: u32, role: Role) -> Caller {
     Caller {
-        user: User::Token(user),
+        user: User::Token(user.into()),
         connection: user.into(),
         role: Some(role),
     }

@@ -303,7 +303,7 @@ async fn what_the_engine_gives_back_waits_for_the_next_model() {
 fn by(user: u32) -> CallTerms {
     CallTerms {
         caller: Caller {
-            user: User::Token(user),
+            user: User::Token(user.into()),
             connection: user.into(),
             ..Caller::DAEMON
         },

@@ -55,7 +55,12 @@ enum Who {
     User(String),
     /// A group, by name or number.
     Group(String),
+    /// Who brings a certificate with this name, in small letters; `None`: with any.
+    Certificate(Option<String>),
 }
+
+/// What names of certificates begin with.
+const CERTIFICATE: &str = "cert:";
 
 impl fmt::Display for Who {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -63,6 +68,9 @@ impl fmt::Display for Who {
             Self::Everybody => f.write_str("*"),
             Self::User(name) => f.write_str(name),
             Self::Group(name) => write!(f, "@{name}"),
+            Self::Certificate(name) => {
+                write!(f, "{CERTIFICATE}{}", name.as_deref().unwrap_or("*"))
+            }
         }
     }
 }
@@ -85,28 +93,51 @@ impl FromStr for RoleRules {
             .map(str::trim)
             .filter(|rule| !rule.is_empty())
         {
-            let form = || format!("'{rule}' is not of the form ROLE=USER,@GROUP,*");
+            let form = || format!("'{rule}' is not of the form ROLE=USER,@GROUP,cert:NAME,*");
             let (role, names) = rule.split_once('=').ok_or_else(form)?;
             let role: Role = role.trim().parse()?;
             for name in names.split(',').map(str::trim) {
-                let who = match (name, name.strip_prefix('@')) {
-                    ("" | "@", _) => return Err(form()),
-                    ("*", _) if role > Role::Generate => {
+                let who = if name == "*" {
+                    if role > Role::Generate {
                         return Err(format!(
                             "everybody may have the role generate at most, not {role}: name users or groups"
                         ));
                     }
-                    ("*", _) => Who::Everybody,
-                    (_, Some(group)) => Who::Group(group.to_owned()),
-                    (user, None) => Who::User(user.to_owned()),
+                    Who::Everybody
+                } else if let Some(name) = name.strip_prefix(CERTIFICATE) {
+                    Who::Certificate(certificate_name(name)?)
+                } else if let Some(group) = name.strip_prefix('@') {
+                    Who::Group(group.to_owned())
+                } else {
+                    Who::User(name.to_owned())
                 };
+                if matches!(name, "" | "@") {
+                    return Err(form());
+                }
                 rules.push((role, who));
             }
         }
         match rules.len() {
             0..=RULES_MAX => Ok(Self(rules)),
-            more => Err(format!("{more} users and groups are more than {RULES_MAX}")),
+            more => Err(format!("{more} names are more than {RULES_MAX}")),
         }
+    }
+}
+
+/// The DNS name of a certificate, as it is compared; `None` for `*`, which is any.
+fn certificate_name(name: &str) -> Result<Option<String>, String> {
+    if name == "*" {
+        return Ok(None);
+    }
+    let is_part = |part: &str| {
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+        !part.is_empty() && part.bytes().all(is_plain)
+    };
+    match name.split('.').all(is_part) {
+        true => Ok(Some(name.to_ascii_lowercase())),
+        false => Err(format!(
+            "'{CERTIFICATE}{name}' names no certificate: write a DNS name, such as {CERTIFICATE}alice.example, or {CERTIFICATE}* for any"
+        )),
     }
 }
 
@@ -131,6 +162,7 @@ pub struct Roles {
     everybody: Option<Role>,
     users: Vec<(Role, u32)>,
     groups: Vec<(Role, u32)>,
+    certificates: Vec<(Role, Option<String>)>,
 }
 
 impl Roles {
@@ -156,6 +188,7 @@ impl Roles {
                     Some(gid) => roles.groups.push((*role, gid)),
                     None => unknown.push(who.to_string()),
                 },
+                Who::Certificate(name) => roles.certificates.push((*role, name.clone())),
             }
         }
         (roles, unknown)
@@ -169,6 +202,16 @@ impl Roles {
         let of_groups = (self.groups.iter()).filter(|(_, known)| groups.contains(known));
         let named = of_user.chain(of_groups).map(|(role, _)| *role).max();
         named.max(self.everybody)
+    }
+
+    /// The greatest role that rules give to a certificate with these DNS names; `None`: there is no rule about it. A name with a
+    /// wildcard is a name like others here, which no rule can have.
+    #[must_use]
+    pub fn of_certificate(&self, names: &[impl AsRef<str>]) -> Option<Role> {
+        let has = |rule: &str| (names.iter()).any(|name| name.as_ref().eq_ignore_ascii_case(rule));
+        let rules = self.certificates.iter();
+        let about_it = rules.filter(|(_, name)| name.as_deref().is_none_or(has));
+        about_it.map(|(role, _)| *role).max()
     }
 
     /// The role of a caller whom nobody knows: that of everybody.
@@ -192,6 +235,7 @@ mod tests {
             "",
             "generate=*",
             "observe=*; operate=alice,@wheel; admin=@0,1000",
+            "generate=cert:*; admin=@wheel,cert:alice.example",
         ] {
             assert_eq!(rules(text).unwrap().to_string(), text);
         }
@@ -207,6 +251,9 @@ mod tests {
             ("admin=", "ROLE=USER"),
             ("admin=@", "ROLE=USER"),
             ("operate=*", "generate at most"),
+            ("admin=cert:", "names no certificate"),
+            ("admin=cert:*.example", "names no certificate"),
+            ("admin=cert:a..b", "names no certificate"),
         ] {
             let error = rules(text).unwrap_err();
             assert!(error.contains(words), "{text}: {error}");
@@ -228,5 +275,23 @@ mod tests {
         assert_eq!(roles.of(8, &[]), Some(Role::Observe));
         assert_eq!(Roles::default().of(8, &[8]), None);
         assert_eq!(roles.of_strangers(), Some(Role::Observe));
+    }
+
+    #[test]
+    fn a_certificate_has_the_role_of_its_names_alone() {
+        let rules = rules("generate=*,cert:Bob.example; operate=cert:alice.example").unwrap();
+        let (roles, _) = Roles::resolve(&rules, |_| None, |_| None);
+        let of = |names: &[&str]| roles.of_certificate(names);
+        assert_eq!(of(&["bob.example"]), Some(Role::Generate));
+        assert_eq!(
+            of(&["x", "ALICE.example", "bob.example"]),
+            Some(Role::Operate)
+        );
+        for other in [&["*.example"][..], &["alice.example.org"], &["*"], &[]] {
+            assert_eq!(of(other), None, "{other:?}");
+        }
+        let any = "observe=cert:*".parse().unwrap();
+        let (roles, _) = Roles::resolve(&any, |_| None, |_| None);
+        assert_eq!(roles.of_certificate(&[""; 0]), Some(Role::Observe));
     }
 }
