@@ -2,6 +2,7 @@
 //! rebuilds only the tests above it.
 
 pub mod apart;
+pub mod certificates;
 pub mod here;
 pub mod hub;
 pub mod stand_in;
