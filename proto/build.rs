@@ -26,6 +26,9 @@ const SAVED: &str = ".sluice.v1.GenerationEvent";
 /// The message of which a daemon keeps a list for its next start.
 const KEPT: &str = ".sluice.v1.Operation";
 
+/// What `sluice` reads of `sluiced doctor`.
+const EXAMINED: &str = ".sluice.v1.ExamineResponse";
+
 /// Names that fields had in runs saved by earlier versions.
 const FORMER_NAMES: [(&str, &str); 22] = [
     ("GenerationDone.elapsed_ms", "ms"),
@@ -110,7 +113,7 @@ impl<'a> Schema<'a> {
         let sent = self.reachable(methods.map(|method| method.output_type()));
         let mut saved = self.reachable([SAVED]);
         saved.remove(SAVED);
-        saved.extend(self.reachable([KEPT]));
+        saved.extend(self.reachable([KEPT, EXAMINED]));
         for name in &sent {
             let is_saved = saved.contains(name);
             config = match (self.messages.get(name), self.enums.get(name)) {

@@ -9,7 +9,8 @@ use sluice_shared::exit;
 use crate::{
     check::Checking,
     compression::{Compress, Decompress, Inspect, Prune, Verify},
-    config::{self, Config, ConfigError, Environment, Flags},
+    config::{Config, ConfigArguments, ConfigError, Environment, Flags},
+    examine::Doctor,
     planning::Planning,
     synth::Synth,
 };
@@ -94,6 +95,11 @@ pub enum Command {
     /// List the contents of a .sluice file
     Inspect(Inspect),
 
+    /// Examine the machine as a daemon of this user would find it: configuration, GPU, memory, folders, disk; and say what to do
+    ///
+    /// `sluice doctor` does the same, and looks at the daemon that runs. The exit code is 1 if something does not work.
+    Doctor(Doctor),
+
     /// Compare what a device computes with what reference implementations do
     ///
     /// Each case of each fixture is told as equal or as differing, and how; what this program doesn't know, a sampler or a
@@ -118,13 +124,17 @@ impl Arguments {
     /// # Errors
     /// What is wrong and where it was said.
     pub fn resolve(&self, environment: &Environment) -> Result<Config, ConfigError> {
-        let in_background = self.background.is_some();
-        config::resolve(
-            &self.settings,
-            self.config.as_deref(),
-            in_background,
-            environment,
-        )
+        self.of_config().resolve(environment)
+    }
+
+    /// What they say of the configuration.
+    #[must_use]
+    pub fn of_config(&self) -> ConfigArguments {
+        ConfigArguments {
+            flags: self.settings.clone(),
+            file: self.config.clone(),
+            in_background: self.background.is_some(),
+        }
     }
 
     /// Reads the command line. Help and version are printed here.

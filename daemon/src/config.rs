@@ -121,6 +121,39 @@ impl Environment {
     }
 }
 
+/// What the command line says of the configuration, kept so that it can be read again.
+#[derive(Debug, Clone, Default)]
+pub struct ConfigArguments {
+    /// Settings.
+    pub flags: Flags,
+    /// The file that `--config` names.
+    pub file: Option<PathBuf>,
+    /// The daemon was started on the way to an answer.
+    pub in_background: bool,
+}
+
+impl ConfigArguments {
+    /// The configuration that these arguments lead to in this environment.
+    ///
+    /// # Errors
+    /// What is wrong and where it was said.
+    pub fn resolve(&self, environment: &Environment) -> Result<Config, ConfigError> {
+        let Self {
+            flags,
+            file,
+            in_background,
+        } = self;
+        resolve(flags, file.as_deref(), *in_background, environment)
+    }
+
+    /// The file that is read: the one that somebody named, or the first that is there of the usual ones.
+    #[must_use]
+    pub fn file_in_use(&self, environment: &Environment) -> Option<PathBuf> {
+        let usual = || toml_file::usual_paths(environment).find(|path| path.exists());
+        toml_file::named(self.file.as_deref(), environment).or_else(usual)
+    }
+}
+
 /// Why the configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {

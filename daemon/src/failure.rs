@@ -19,7 +19,7 @@ use sluice_engine::{
 use sluice_hub::{HubError, HubNameError};
 use sluice_ops::OpsError;
 use sluice_plan::PlanError;
-use sluice_proto::{model::InvalidField, v1};
+use sluice_proto::{PROTOCOL, model::InvalidField, v1};
 use sluice_tokenizer::TokenizerError;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
@@ -378,6 +378,15 @@ pub enum Failure {
     /// A call from another machine brings neither a token nor a certificate.
     #[error("callers from other machines need a token or a client certificate")]
     NobodyKnown,
+    /// A client of another version, which would misread answers or be misread.
+    #[error(
+        "sluiced {} speaks protocol {PROTOCOL}, and this client speaks {client}",
+        env!("CARGO_PKG_VERSION")
+    )]
+    OtherProtocol {
+        /// The protocol that the client speaks.
+        client: u32,
+    },
     /// The bytes of a message are none of its kind.
     #[error("cannot read the message: {cause}")]
     MalformedMessage {

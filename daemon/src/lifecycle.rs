@@ -27,6 +27,7 @@ use crate::{
     access::AccessRules,
     config::{self, Config, Device, SettingSource},
     credential_file::CredentialError,
+    examine::Examiner,
     gpu_fit, idle,
     library::Library,
     limits::DESCRIPTORS,
@@ -92,10 +93,10 @@ pub fn kernel_folder(config: &Config) -> Option<PathBuf> {
     Some(config.weight_cache.value.0.as_ref()?.join("kernels"))
 }
 
-/// Serves until told to stop; the exit code. The configuration's model, or the default, is loaded at the start, unless
+/// Serves with the examiner's configuration until told to stop; the exit code. The configuration's model, or the default, is loaded at the start, unless
 /// another is about to be asked for.
 #[must_use]
-pub fn run(config: &Config, loads_at_start: bool) -> u8 {
+pub fn run(examiner: Examiner, loads_at_start: bool) -> u8 {
     // Changes the environment, so it comes before any other thread.
     let handed_over = ListenFd::from_env();
     raise_descriptors();
@@ -108,7 +109,7 @@ pub fn run(config: &Config, loads_at_start: bool) -> u8 {
             cause,
         })
         .and_then(|runtime| {
-            let code = runtime.block_on(serve(config, loads_at_start, handed_over));
+            let code = runtime.block_on(serve(examiner, loads_at_start, handed_over));
             // Does not wait for blocking threads: nobody wants a text that is still being tokenized.
             runtime.shutdown_background();
             code
@@ -141,10 +142,11 @@ fn raise_descriptors() {
 }
 
 async fn serve(
-    config: &Config,
+    examiner: Examiner,
     loads_at_start: bool,
     handed_over: ListenFd,
 ) -> Result<u8, StartError> {
+    let config = &*examiner.config().clone();
     banner(config);
     // Handlers first: a signal during the start is answered with a drain, so that the socket's file is removed.
     let mut signals = Signals::new()?;
@@ -208,7 +210,8 @@ async fn serve(
     make_kernel_folder(config, &engine);
     let socket = listening.path.clone();
     let daemon = Daemon::new(engine, library, settings, socket, config.preset.value);
-    let daemon = Arc::new(daemon.with_access(access).with_tls(tls.clone()));
+    let daemon = daemon.with_access(access).with_examiner(examiner);
+    let daemon = Arc::new(daemon.with_tls(tls.clone()));
     if loads_at_start {
         load_configured_model(&daemon, name);
     }

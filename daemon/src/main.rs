@@ -1,13 +1,13 @@
 //! The program `sluiced`: arguments in, exit code out; the library does the rest.
 
-use std::{env, process::ExitCode};
+use std::{env, process::ExitCode, sync::Arc};
 
 use sluice_daemon::{
     allocator, background, check,
     cli::{Arguments, Command, Task},
     compression,
     config::Environment,
-    lifecycle, logging, planning, synth,
+    examine, lifecycle, logging, planning, synth,
 };
 use sluice_shared::exit;
 use sluice_tokenizer::process;
@@ -38,12 +38,13 @@ fn main() -> ExitCode {
         Some(Command::Verify(options)) => return ExitCode::from(compression::verify(options)),
         Some(Command::Prune(options)) => return ExitCode::from(compression::prune(options)),
         Some(Command::Inspect(options)) => return ExitCode::from(compression::inspect(options)),
+        Some(Command::Doctor(options)) => return ExitCode::from(examine::run(options)),
         Some(Command::Check(options)) => return ExitCode::from(check::run(options)),
         None => {}
     }
     let environment = Environment::of_process();
     let config = match arguments.resolve(&environment) {
-        Ok(config) => config,
+        Ok(config) => Arc::new(config),
         Err(error) => {
             // Nothing is set up yet that could log it better.
             eprintln!("sluiced: {error}");
@@ -82,5 +83,6 @@ fn main() -> ExitCode {
     } else {
         logging::start(&config.log.value, config.log_format.value);
     }
-    ExitCode::from(lifecycle::run(&config, arguments.background.is_none()))
+    let examiner = examine::Examiner::new(arguments.of_config(), config);
+    ExitCode::from(lifecycle::run(examiner, arguments.background.is_none()))
 }

@@ -15,6 +15,7 @@ mod operation;
 mod optimization;
 mod optimizer;
 mod permissions;
+mod protocol;
 mod requests;
 mod snapshot;
 mod states;
@@ -52,6 +53,7 @@ use self::gate::Gate;
 pub(crate) use self::library::load_configured;
 use crate::{
     access::AccessRules,
+    examine::Examiner,
     failure::Failure,
     library::{Library, Pulls},
     limits::{
@@ -109,6 +111,8 @@ pub struct Daemon {
     pub host: HostFacts,
     /// Recent figures of the GPU.
     pub gpu_figures: GpuFigures,
+    /// Examines the daemon for who asks; `None`: only its device.
+    examiner: Option<Arc<Examiner>>,
     draining: CancellationToken,
     preparing: Arc<Gate>,
     listing: Arc<Gate>,
@@ -179,6 +183,7 @@ impl Daemon {
             started: Instant::now(),
             host: HostFacts::new(),
             gpu_figures: GpuFigures::default(),
+            examiner: None,
             draining: CancellationToken::new(),
             preparing: Gate::new(PREPARING_MAX, PREPARING_LINE_MAX, changes.clone()),
             listing: Gate::new(LISTING_MAX, LISTING_LINE_MAX, changes.clone()),
@@ -215,6 +220,13 @@ impl Daemon {
     pub(crate) fn file_problems(&self) -> Vec<String> {
         let of_tls = self.tls.as_ref().and_then(Tls::problem);
         self.access.problem().into_iter().chain(of_tls).collect()
+    }
+
+    /// Lets `doctor` examine more than the device.
+    #[must_use]
+    pub fn with_examiner(mut self, examiner: Examiner) -> Self {
+        self.examiner = Some(Arc::new(examiner));
+        self
     }
 
     /// Makes the daemon refuse everything new.

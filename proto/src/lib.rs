@@ -23,5 +23,9 @@ pub mod v1 {
 pub const FILE_DESCRIPTOR_SET: &[u8] =
     include_bytes!(concat!(env!("OUT_DIR"), "/sluice_descriptors.bin"));
 
-/// Raised when a client must know more than it did before; sent in `Server.protocol_version`.
+/// Raised when daemon and client of different numbers would misread each other; sent in `DaemonStatus.protocol_version`.
 pub const PROTOCOL: u32 = 2;
+
+/// The header in which a client says which protocol it speaks. A daemon that speaks another refuses its calls before it does
+/// anything, but the one that tells versions and process.
+pub const PROTOCOL_HEADER: &str = "sluice-protocol";

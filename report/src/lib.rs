@@ -4,6 +4,7 @@
 //! Everything here is a line or a value; the programs print them.
 
 pub mod container;
+pub mod findings;
 pub mod plan;
 pub mod progress;
 pub mod renamed_flags;

@@ -78,6 +78,9 @@ pub enum Command {
     Bench(Bench),
     /// Shows the daemon, its memory, model and queue
     Status(Plain),
+    /// Examines programs, daemon and machine, and says what to do about what does not work
+    #[command(after_help = help::DOCTOR)]
+    Doctor(Plain),
     /// Shows the loaded model and its requests in short
     Ps(Plain),
     /// Lists models: loaded, on disk and being downloaded

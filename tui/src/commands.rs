@@ -5,6 +5,7 @@ mod background;
 mod bench;
 mod calibrate;
 mod chat;
+mod doctor;
 mod edit;
 mod fidelity;
 mod follow;
@@ -110,6 +111,9 @@ pub async fn run(cli: Cli, out: &mut StandardOutput) -> Result<(), Failure> {
                 status::run(&daemon, arguments.json, out).await
             })
             .await
+        }
+        Some(Command::Doctor(arguments)) => {
+            until_interrupted(doctor::run(socket, arguments.json, out)).await
         }
         Some(Command::Ps(arguments)) => {
             until_interrupted(async {

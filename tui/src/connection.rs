@@ -8,6 +8,7 @@ use std::{
 };
 
 use sluice_proto::{
+    PROTOCOL, PROTOCOL_HEADER,
     client::{self, ConnectOptions, TlsFiles},
     v1::{
         GetSnapshotRequest, Snapshot, generation_service_client::GenerationServiceClient,
@@ -69,7 +70,7 @@ pub struct DaemonConnection {
     channel: DaemonChannel,
 }
 
-/// Calls with the user's token, if there is one.
+/// Calls with the user's token, if there is one, and the client's protocol.
 pub type DaemonChannel = InterceptedService<Channel, Token>;
 
 /// A token, as the header that brings it along.
@@ -121,10 +122,12 @@ impl Token {
 
 impl Interceptor for Token {
     fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        let metadata = request.metadata_mut();
         if let Some(header) = &self.0 {
-            let metadata = request.metadata_mut();
             metadata.insert("authorization", header.clone());
         }
+        // A daemon that speaks another refuses the call, and says which of both is older.
+        metadata.insert(PROTOCOL_HEADER, PROTOCOL.into());
         Ok(request)
     }
 }

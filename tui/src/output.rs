@@ -177,13 +177,19 @@ impl Failure {
         self.code()
     }
 
-    /// The failure as a JSON object for scripts.
-    fn to_json(&self) -> Value {
-        let (message, hint) = match self {
+    /// What went wrong, and what to do.
+    #[must_use]
+    pub fn message_and_hint(&self) -> (String, Option<String>) {
+        match self {
             Self::Reported { message, hint, .. } => (message.clone(), hint.clone()),
             Self::Usage(error) => usage_words(error),
             Self::PipeClosed => (String::new(), None),
-        };
+        }
+    }
+
+    /// The failure as a JSON object for scripts.
+    fn to_json(&self) -> Value {
+        let (message, hint) = self.message_and_hint();
         json!({
             "error": message,
             "hint": hint,

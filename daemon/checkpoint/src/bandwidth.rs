@@ -1,8 +1,10 @@
 //! Measures the disk bandwidth of a checkpoint by a short probe.
 
 use std::{
+    ffi::OsStr,
     io,
     os::unix::fs::FileExt,
+    path::Path,
     time::{Duration, Instant},
 };
 
@@ -13,7 +15,7 @@ use sluice_machine::{
 };
 
 use super::{
-    Checkpoint,
+    Checkpoint, Source,
     file::{CheckpointFile, PIECE_BYTES},
 };
 
@@ -26,15 +28,29 @@ const COLD_READS_MAX: u64 = 4;
 /// No read of either kind starts later than this.
 const TIME_MAX: Duration = Duration::from_millis(150);
 /// Least size of a file: in a smaller one, latency would hide the disk's bandwidth.
-const FILE_BYTES_MIN: u64 = 1 << 20;
+pub const MEASURED_BYTES_MIN: u64 = 1 << 20;
 
 /// Measures the middle half of the largest file. Values are `None` for embedded files, files that are too small, and
 /// file systems without direct reads.
 #[must_use]
 pub fn disk_bandwidth(checkpoint: &Checkpoint) -> DiskBandwidth {
-    let Some(largest) = checkpoint.files.iter().max_by_key(|file| file.len) else {
+    let largest = checkpoint.files.iter().max_by_key(|file| file.len);
+    largest.map_or_else(DiskBandwidth::default, measure_alone)
+}
+
+/// The same of a file that need not be a checkpoint's.
+#[must_use]
+pub fn file_bandwidth(path: &Path) -> DiskBandwidth {
+    let (Some(folder), Some(name)) = (path.parent(), path.file_name().and_then(OsStr::to_str))
+    else {
         return DiskBandwidth::default();
     };
+    let opened = CheckpointFile::open(&Source::Folder(folder.to_owned()), name);
+    opened.map_or_else(|_| DiskBandwidth::default(), |file| measure_alone(&file))
+}
+
+/// Measures with memory of its own.
+fn measure_alone(file: &CheckpointFile) -> DiskBandwidth {
     let count = DIRECT_READS_MAX as usize * PIECE_BYTES / PAGE_BYTES;
     let Some(mut pages) = MappedBuffer::<Page>::zeroed(count) else {
         return DiskBandwidth::default();
@@ -42,11 +58,11 @@ pub fn disk_bandwidth(checkpoint: &Checkpoint) -> DiskBandwidth {
     let memory: &mut [u8] = bytemuck::cast_slice_mut(&mut pages);
     // Touched once, so that page faults don't count.
     memory.fill(1);
-    measure(largest, memory)
+    measure(file, memory)
 }
 
 fn measure(file: &CheckpointFile, memory: &mut [u8]) -> DiskBandwidth {
-    let Some(direct) = file.direct().filter(|_| file.len >= FILE_BYTES_MIN) else {
+    let Some(direct) = file.direct().filter(|_| file.len >= MEASURED_BYTES_MIN) else {
         return DiskBandwidth::default();
     };
     // All offsets and lengths below are whole pages, as direct reads need them.
@@ -106,7 +122,6 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::Source;
 
     fn rates(source: &Source) -> DiskBandwidth {
         let file = CheckpointFile::open(source, "file").unwrap();
@@ -127,7 +142,7 @@ mod tests {
         fs::write(&path, [1; 1000]).unwrap();
         assert_eq!(rates(&source), none, "too small to tell");
 
-        for len in [FILE_BYTES_MIN as usize, (40 << 20) + 77] {
+        for len in [MEASURED_BYTES_MIN as usize, (40 << 20) + 77] {
             fs::write(&path, vec![1; len]).unwrap();
             let file = CheckpointFile::open(&source, "file").unwrap();
             let found = rates(&source);

@@ -38,7 +38,7 @@ use sluice_machine::page::Page;
 use sluice_weights::{CompressedTensor, SourceTensor, TensorSpec};
 
 pub use self::{
-    bandwidth::disk_bandwidth,
+    bandwidth::{MEASURED_BYTES_MIN, disk_bandwidth, file_bandwidth},
     container::{ReadMode, TakeRows},
     digests::FileDigest,
     error::CheckpointError,

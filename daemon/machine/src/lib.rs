@@ -10,7 +10,7 @@ mod workers;
 use sluice_formats::DType;
 
 pub use self::{
-    memory::{MemoryStats, default_budget, default_pinned_memory_limit},
+    memory::{MemoryStats, SwapStats, default_budget, default_pinned_memory_limit},
     rates::{BUSY_SHARE, DiskBandwidth, LinearRate, POINTS, Rates},
     workers::{BusyTime, ComputingGuard, SHARE, WaitingGuard, Workers},
 };

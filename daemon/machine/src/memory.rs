@@ -127,6 +127,27 @@ impl MemoryStats {
     }
 }
 
+/// The machine's swap space.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SwapStats {
+    /// All of it.
+    pub total_bytes: u64,
+    /// What is not used.
+    pub free_bytes: u64,
+}
+
+impl SwapStats {
+    /// As it is at this moment; `None` where the system does not tell.
+    #[must_use]
+    pub fn read() -> Option<Self> {
+        let meminfo = text("/proc/meminfo");
+        Some(Self {
+            total_bytes: kib_line(&meminfo, "SwapTotal")?,
+            free_bytes: kib_line(&meminfo, "SwapFree")?,
+        })
+    }
+}
+
 /// A file of the system; empty, so without any figure, when it cannot be read.
 fn text(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_default()

@@ -14,7 +14,7 @@ use super::{
 };
 
 /// What the command line says of the settings.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Flags(SettingTexts);
 
 impl Flags {

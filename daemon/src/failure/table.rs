@@ -5,6 +5,7 @@ use std::{collections::HashMap, time::Duration};
 use sluice_engine::{EngineError, RequestError, calibration::CalibrateError};
 use sluice_ops::OpsError;
 use sluice_plan::PlanError;
+use sluice_proto::PROTOCOL;
 use sluice_shared::{level::Level, units};
 use sluice_tokenizer::{LimitReached, TokenizerError};
 use tonic::{Code, Status};
@@ -224,6 +225,15 @@ fn row(failure: &Failure) -> ErrorRow {
             "ask the administrator for a token: $SLUICE_TOKEN_FILE names its file for sluice, others send it as `authorization: \
              Bearer TOKEN`",
         ),
+        Failure::OtherProtocol { client } => {
+            ErrorRow::new(Code::FailedPrecondition, "OTHER_PROTOCOL").hint(match *client < PROTOCOL {
+                true => "the daemon is newer: upgrade the client to its version",
+                false => {
+                    "the daemon is older: upgrade sluiced, then restart it with `systemctl restart sluice` or \
+                     `sluice stop --daemon`"
+                }
+            })
+        }
         Failure::MalformedMessage { .. } => {
             ErrorRow::invalid("MALFORMED_MESSAGE", "message")
                 .hint("text has to be UTF-8; was the client made from another version of the schema?")

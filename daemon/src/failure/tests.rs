@@ -107,6 +107,7 @@ fn name(failure: &Failure) -> &'static str {
         F::UnknownToken => "unknown token",
         F::TokenRevoked => "revoked token",
         F::NobodyKnown => "nobody known",
+        F::OtherProtocol { .. } => "other protocol",
         F::MalformedMessage { .. } => "malformed message",
         F::MessageTooLarge => "message too large",
         F::TooManyCalls => "too many calls",
@@ -183,7 +184,7 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
 }
 
 /// Variants that [`name`] knows.
-const VARIANTS: usize = 201;
+const VARIANTS: usize = 202;
 
 /// An example of each variant with its code; of `Io`, one of each kind that matters.
 async fn all() -> Vec<(Failure, Code)> {
@@ -427,6 +428,7 @@ async fn all() -> Vec<(Failure, Code)> {
         (F::UnknownToken, Unauthenticated),
         (F::TokenRevoked, Unauthenticated),
         (F::NobodyKnown, Unauthenticated),
+        (F::OtherProtocol { client: 1 }, FailedPrecondition),
         (F::MalformedMessage { cause: text() }, InvalidArgument),
         (F::MessageTooLarge, ResourceExhausted),
         (F::TooManyCalls, ResourceExhausted),

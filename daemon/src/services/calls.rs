@@ -24,7 +24,7 @@ use tower::{Layer, Service};
 use super::{
     incoming::{CallPlace, Peer},
     messages::{HeldMessage, MessageAccount, Share},
-    permissions,
+    permissions, protocol,
 };
 use crate::{
     access::AccessRules,
@@ -149,6 +149,7 @@ impl Calls {
         // Each connection of the daemon's has one.
         let peer: Option<&Arc<Peer>> = request.extensions().get();
         let peer = peer.ok_or(Failure::TooManyCalls)?;
+        protocol::check(request.headers(), request.uri().path())?;
         let bearer = request.headers().get(AUTHORIZATION);
         let token = bearer.map(|value| {
             let text = value.to_str().unwrap_or_default();

@@ -8,7 +8,7 @@ use crate::{
 };
 
 /// Every call of the schema, and the least role that may make it. Health and reflection are for all who can connect.
-const NEEDED: [(&str, &str, Role); 27] = [
+const NEEDED: [(&str, &str, Role); 28] = [
     ("GenerationService", "Generate", Role::Generate),
     ("GenerationService", "GenerateWithState", Role::Generate),
     // Of others only for administrators.
@@ -41,6 +41,7 @@ const NEEDED: [(&str, &str, Role); 27] = [
     ("OptimizerService", "ListMixes", Role::Observe),
     ("TelemetryService", "GetSnapshot", Role::Observe),
     ("TelemetryService", "WatchSnapshots", Role::Observe),
+    ("TelemetryService", "Examine", Role::Observe),
 ];
 
 /// Refuses a call that the caller's role does not reach, and any of whoever comes from elsewhere and doesn't say who. `path` is that of HTTP, such as `/sluice.v1.ModelService/ListModels`.

@@ -8,8 +8,9 @@ use futures_util::{
 };
 use sluice_proto::{
     model::InvalidField,
-    v1::{self, telemetry_service_server::TelemetryService},
+    v1::{self, Finding, telemetry_service_server::TelemetryService},
 };
+use sluice_report::findings::ok;
 use tokio::{
     sync::watch,
     time::{Instant, sleep_until},
@@ -17,7 +18,7 @@ use tokio::{
 use tonic::{Request, Response, Status};
 
 use super::{Daemon, snapshot::snapshot};
-use crate::failure::Failure;
+use crate::{caller::Caller, examine::of_device, failure::Failure, role::Role};
 
 /// Time between snapshots when nobody says how long.
 const INTERVAL_DEFAULT_MS: u32 = 500;
@@ -68,6 +69,26 @@ impl TelemetryService for Service {
         let closing = self.0.closing.clone().cancelled_owned();
         Ok(Response::new(answers.take_until(closing).boxed()))
     }
+
+    async fn examine(
+        &self,
+        request: Request<v1::ExamineRequest>,
+    ) -> Result<Response<v1::ExamineResponse>, Status> {
+        let engine = self.0.engine.clone();
+        let device = move || of_device(engine.device(), engine.gpu_unavailable());
+        let mut findings = match &self.0.examiner {
+            Some(examiner) => examiner.examine(device).await,
+            None => vec![device()],
+        };
+        findings.push(access(Caller::of(&request)));
+        Ok(Response::new(v1::ExamineResponse { findings }))
+    }
+}
+
+/// What the caller may do, which only its connection tells.
+fn access(caller: Caller) -> Finding {
+    let role = caller.role.map_or("none", Role::name);
+    ok("your role", role)
 }
 
 struct Watcher {

@@ -9,6 +9,7 @@ mod clients;
 mod compressed_files;
 mod configuration;
 mod decoding;
+mod doctor;
 mod fairness;
 mod fidelity;
 mod generating;

@@ -616,4 +616,11 @@ impl TelemetryService for Service {
         });
         Ok(Response::new(ReceiverStream::new(receiver)))
     }
+
+    async fn examine(
+        &self,
+        _: Request<ExamineRequest>,
+    ) -> Result<Response<ExamineResponse>, Status> {
+        Ok(Response::new(ExamineResponse::default()))
+    }
 }

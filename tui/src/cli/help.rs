@@ -37,6 +37,14 @@ The dashboard reads $XDG_CONFIG_HOME/sluice/client.toml (else ~/.config/sluice/c
 glyphs = \"ascii\", mouse = false, and styles of roles such as warning = \"yellow bold\" below [roles]. It saves its state
 between runs in $XDG_STATE_HOME/sluice/dashboard.json (else ~/.local/state/sluice/dashboard.json).";
 
+pub(super) const DOCTOR: &str = "\
+A running daemon examines itself: versions, configuration, GPU, memory, folders, disk, and which role you have. If none runs,
+`sluiced doctor` does, as a daemon of your user would find them. Reading from the disk for its rate takes up to a third of a
+second. What systemd says of sluice.service and sluice.socket is shown where it has them.
+
+The exit code is 1 if there is a problem; warnings are none. With --json: findings, each with state (ok, warning, problem),
+subject, found and advice.";
+
 pub(super) const SCORE: &str = "\
 Examples:
   sluice score \"What is the sky?\" \"Blue.\" --draws 64 --seed 1

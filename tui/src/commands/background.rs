@@ -61,12 +61,12 @@ pub(super) async fn daemon(
 }
 
 /// Whether `socket` is an address, such as `http://127.0.0.1:7777`, or was meant for one, and not a path.
-fn is_address(socket: &Path) -> bool {
+pub(super) fn is_address(socket: &Path) -> bool {
     !matches!(DaemonAddress::read(socket), Ok(DaemonAddress::Socket(_)))
 }
 
 /// Whether a process listens on the socket. One that refuses this user counts: starting another daemon would not help.
-fn has_listener(socket: &Path) -> bool {
+pub(super) fn has_listener(socket: &Path) -> bool {
     use io::ErrorKind::{ConnectionRefused, NotFound};
 
     !UnixStream::connect(socket)

@@ -4,6 +4,7 @@
 mod chat;
 mod client;
 mod daemon;
+mod doctor;
 mod fidelity;
 mod jobs;
 mod journeys;
