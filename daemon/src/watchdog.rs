@@ -54,6 +54,8 @@ impl StallLimits {
             }
             (Activity::Passes, None) => Some(self.layer_unknown),
             (Activity::Change, _) => Some(self.step),
+            // Another engine computes meanwhile, and is judged by its own beats.
+            (Activity::Turn, _) => None,
             (Activity::Idle, _) => pulse.has_work.then_some(self.idle),
         }
     }

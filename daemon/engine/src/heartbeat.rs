@@ -17,6 +17,8 @@ pub enum Activity {
     Passes,
     /// It loads, unloads, or changes weights: each step is a beat.
     Change,
+    /// Another engine computes on the device, and it waits for its turn.
+    Turn,
 }
 
 /// The state of the engine's thread, as seen from outside.
@@ -58,6 +60,7 @@ impl Heartbeat {
         let activity = match self.0.activity.load(Ordering::Relaxed) {
             activity if activity == Activity::Passes as u8 => Activity::Passes,
             activity if activity == Activity::Change as u8 => Activity::Change,
+            activity if activity == Activity::Turn as u8 => Activity::Turn,
             _ => Activity::Idle,
         };
         (activity, self.0.beats.load(Ordering::Relaxed))

@@ -9,6 +9,7 @@ pub mod model;
 
 pub mod decode;
 
+mod device_turn;
 pub mod fair;
 pub mod heartbeat;
 pub mod schedule;

@@ -10,6 +10,7 @@ mod contain;
 mod converted_weights;
 mod current_model;
 mod fidelity;
+mod group;
 mod latent_score;
 mod load;
 mod load_step;
@@ -33,29 +34,28 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     thread::{self, JoinHandle},
 };
 
 use sluice_checkpoint::{Source, calibration::ModelIdentity};
 use sluice_formats::DType;
-use sluice_machine::default_budget;
 use sluice_ops::{
     self as ops, Ops, OpsError,
     device::{self, Device, GpuUnavailable, OpenedDevice},
-    ledger::{self, Ledger},
+    ledger,
 };
-use sluice_plan::{Plan, SwitchEstimate, TimeCorrections, Workload};
+use sluice_plan::{Plan, SwitchEstimate, Workload};
 use sluice_shared::level::Level;
 use sluice_weights::Storage;
 
 pub(crate) use self::planner::{Planner, usual_workload};
 use self::{
     contain::{contained, contained_report},
+    group::EngineGroup,
     shared::Shared,
     state::EngineState,
-    weight_cache::WeightCache,
     worker::Worker,
 };
 pub use self::{
@@ -74,7 +74,7 @@ use crate::{
     fair::{Room, ShareKey},
     heartbeat::{EnginePulse, Heartbeat},
     request::{ModelId, Work},
-    schedule::{ApplyCommand, LoadCommand, Queue, UnloadCommand},
+    schedule::{ApplyCommand, LoadCommand, Queue, RoomCommand, UnloadCommand},
 };
 
 // With the demonstration model: 126 tokens/s for one request, 180 for two, 199 for four, 196 for eight.
@@ -138,12 +138,12 @@ impl Default for EngineOptions {
     }
 }
 
-/// The engine: a handle to its one thread.
+/// The engine: a handle to its one thread, which has one model at a time.
+///
+/// Several engines share a device ([`Engine::beside`]): its threads, one budget, and the turn to compute.
 pub struct Engine {
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
-    weight_cache: Arc<WeightCache>,
-    device: Device,
     gpu_unavailable: Option<GpuUnavailable>,
 }
 
@@ -153,45 +153,41 @@ impl Engine {
     /// # Errors
     /// When threads cannot be started, or memory cannot be allocated.
     pub fn start(options: EngineOptions) -> Result<Self, EngineError> {
-        let ledger = Ledger::default();
         let OpenedDevice {
             device,
-            gpu_unavailable: no_gpu,
+            gpu_unavailable,
         } = Device::open(options.device, options.compute_dtype, options.threads)?;
-        let ops = Ops::new(device.clone(), ledger.clone())?;
-        // Measured after the device was opened: the driver's context is in the ledger, and no longer free.
-        let free_bytes = device.memory().free_bytes;
-        // A budget counts everything in the ledger, so the context is added back to what is left.
-        let budget_default = free_bytes.map_or(u64::MAX, |free| {
-            default_budget(free).saturating_add(ledger.used_bytes())
-        });
-        let spare_bytes = free_bytes.map_or(0, |free| free - default_budget(free));
+        let group = EngineGroup::new(options, device)?;
+        Self::start_in(Arc::new(group), gpu_unavailable)
+    }
+
+    /// Starts another engine on this one's device, with the options that this one was started with. What their models take
+    /// together keeps to the budget of those options; a model is planned for what the others leave, and what its plan may
+    /// take is kept for it. One of the engines computes at a time, pass by pass.
+    ///
+    /// # Errors
+    /// When threads cannot be started, or memory cannot be allocated.
+    pub fn beside(&self) -> Result<Self, EngineError> {
+        let group = Arc::clone(&self.shared.group);
+        Self::start_in(group, self.gpu_unavailable.clone())
+    }
+
+    fn start_in(
+        group: Arc<EngineGroup>,
+        gpu_unavailable: Option<GpuUnavailable>,
+    ) -> Result<Self, EngineError> {
+        let ledger = group.budget.ledger();
+        let ops = Ops::beside(group.device.clone(), ledger.clone(), &group.common_memory)?;
+        let state = EngineState::new(group.options.settings, group.budget_default, ledger.clone());
         let shared = Arc::new(Shared {
-            queue: Queue::new(options.queue_max),
+            queue: Queue::new(group.options.queue_max),
             ledger,
-            state: EngineState::new(options.settings, budget_default),
-            disk_read_limit_bytes_per_s: options.disk_read_limit_bytes_per_s,
-            pinned_memory_limit_bytes: options.pinned_memory_limit_bytes,
-            last_model_id: AtomicU64::new(0),
+            state,
             alive: AtomicBool::new(true),
-            tokenizer_program: options.tokenizer_program,
             heartbeat: Heartbeat::default(),
-            corrections: TimeCorrections::default(),
+            group,
         });
-        let keeping = WeightCache {
-            folder: options.weight_cache,
-            always: options.keep_converted,
-            bytes_max: options.weight_cache_bytes_max,
-            has_told: AtomicBool::new(false),
-        };
-        let keeping = Arc::new(keeping);
-        let worker = Worker::new(
-            Arc::clone(&shared),
-            ops,
-            Arc::clone(&keeping),
-            options.parallel.clamp(1, PARALLEL_MAX),
-            spare_bytes,
-        );
+        let worker = Worker::new(Arc::clone(&shared), ops);
         let thread = thread::Builder::new()
             .name("sluice-engine".to_owned())
             .spawn(move || worker.run())
@@ -199,9 +195,7 @@ impl Engine {
         Ok(Self {
             shared,
             thread: Mutex::new(Some(thread)),
-            weight_cache: keeping,
-            device,
-            gpu_unavailable: no_gpu,
+            gpu_unavailable,
         })
     }
 
@@ -239,6 +233,29 @@ impl Engine {
         }
     }
 
+    /// Gives up, for other engines, what is only kept for speed; `report` is called once that is free, on the engine's thread.
+    pub fn give_up_caches(&self, report: impl FnOnce() + Send + 'static) {
+        let report = Box::new(move || drop(contained(report)));
+        let command = RoomCommand::GiveUp(report);
+        if let Err(RoomCommand::GiveUp(report)) = self.shared.queue.room_command(command) {
+            report();
+        }
+    }
+
+    /// Makes weights resident that are streamed because other engines left too little, if they leave more by now.
+    pub fn take_room_back(&self) {
+        // One that is stopping needs none, and one that has as many of these before it will do it then.
+        let _ = self.shared.queue.room_command(RoomCommand::TakeBack);
+    }
+
+    /// Claims memory for a model that is about to be loaded, so that no other engine takes it meanwhile; until the load ends.
+    ///
+    /// # Errors
+    /// When the others leave too little.
+    pub fn claim_room(&self, bytes: u64) -> Result<(), EngineError> {
+        Ok(self.shared.ledger.claim(bytes)?)
+    }
+
     /// Puts other settings in force, between the passes of running requests, step by step. A change that comes during
     /// another one takes over from where that stands. One that comes before another has begun is merged with it
     /// ([`PlanOptions::over`]), and the other ends as superseded. Returns the change with what was merged into it; where
@@ -272,15 +289,15 @@ impl Engine {
     pub fn estimate_switch(&self, plan: &Plan) -> Option<SwitchEstimate> {
         let state = &self.shared.state;
         let (planner, in_force) = (state.planner()?, state.in_force()?);
-        self.weight_cache
-            .estimate_switch(&planner, &in_force.plan, plan)
+        let weight_cache = &self.shared.group.weight_cache;
+        weight_cache.estimate_switch(&planner, &in_force.plan, plan)
     }
 
     /// The folder of converted weights and its limit in bytes; `None` where they are not kept.
     #[must_use]
     pub fn weight_cache(&self) -> Option<(&Path, Option<u64>)> {
-        let folder = self.weight_cache.folder.as_deref()?;
-        Some((folder, self.weight_cache.bytes_max))
+        let weight_cache = &self.shared.group.weight_cache;
+        Some((weight_cache.folder.as_deref()?, weight_cache.bytes_max))
     }
 
     /// The settings that models are loaded with.
@@ -325,7 +342,7 @@ impl Engine {
     pub fn has_exact_matmul(&self, plan: &Plan) -> bool {
         let mut tensors = plan.groups.iter().flat_map(|group| &group.tensors);
         tensors.all(|tensor| match tensor.storage {
-            Storage::Plain(format) => !ops::rounds_rows(&self.device, format),
+            Storage::Plain(format) => !ops::rounds_rows(self.device(), format),
             _ => true,
         })
     }
@@ -399,6 +416,43 @@ impl Engine {
         self.shared.queue.snapshot()
     }
 
+    /// Device memory by kind that the models of all engines on this device hold together.
+    #[must_use]
+    pub fn memory_of_all(&self) -> ledger::LedgerReport {
+        self.shared.group.budget.report()
+    }
+
+    /// Bytes of host memory that all engines on this device have pinned.
+    #[must_use]
+    pub fn pinned_bytes_of_all(&self) -> u64 {
+        self.shared.group.budget.pinned_bytes()
+    }
+
+    /// The budget that the models of all engines on this device keep together, in bytes, unless one of them was given more.
+    #[must_use]
+    pub fn shared_budget_bytes(&self) -> u64 {
+        self.shared.group.budget.limit()
+    }
+
+    /// The settings that this engine and all beside it were started with.
+    #[must_use]
+    pub fn start_settings(&self) -> PlanSettings {
+        self.shared.group.options.settings
+    }
+
+    /// What other programs leave this process of a GPU's memory, with what is held here, where that is less than when the
+    /// first engine started.
+    #[must_use]
+    pub fn available_bytes(&self) -> Option<u64> {
+        self.shared.state.available_bytes()
+    }
+
+    /// Bytes of it that no other engine can have: what is held here, or what the plan in force may take where that is more.
+    #[must_use]
+    pub fn taken_bytes(&self) -> u64 {
+        self.shared.ledger.taken_bytes()
+    }
+
     /// Device memory by kind.
     #[must_use]
     pub fn memory(&self) -> ledger::LedgerReport {
@@ -414,7 +468,7 @@ impl Engine {
     /// The device that computes.
     #[must_use]
     pub fn device(&self) -> &Device {
-        &self.device
+        &self.shared.group.device
     }
 
     /// This engine, which computes on the CPU for the given reason.
@@ -436,7 +490,7 @@ impl Engine {
     /// that this process cannot use it any more.
     #[must_use]
     pub fn is_alive(&self) -> bool {
-        self.shared.alive.load(Ordering::Acquire) && !self.device.has_failed()
+        self.shared.alive.load(Ordering::Acquire) && !self.device().has_failed()
     }
 
     /// What the thread is doing, and whether it gets on.
@@ -459,7 +513,9 @@ impl Engine {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
-        if let Some(thread) = thread {
+        // Its own thread, as where a report drops the last handle, cannot wait for itself, and ends after this.
+        let is_own = |thread: &JoinHandle<()>| thread.thread().id() == thread::current().id();
+        if let Some(thread) = thread.filter(|thread| !is_own(thread)) {
             // A panic was reported to the request that it met, and shows in `is_alive`.
             drop(thread.join());
         }

@@ -15,7 +15,8 @@ use std::{
 };
 
 pub(crate) use self::commands::{
-    ApplyCommand, Command, Job, LoadCommand, LoadStep, MeasureReply, UnloadCommand, WaitingRequest,
+    ApplyCommand, Command, Job, LoadCommand, LoadStep, MeasureReply, RoomCommand, UnloadCommand,
+    WaitingRequest,
 };
 use crate::{
     command::{ApplyEvent, LoadEvent, PlanOptions},
@@ -59,6 +60,7 @@ pub(crate) struct Queue<S> {
 
 struct QueueInner<S> {
     measures: VecDeque<MeasureReply>,
+    rooms: VecDeque<RoomCommand>,
     loads: VecDeque<LoadCommand>,
     /// The flag that stops the load under way.
     loading: Option<Arc<AtomicBool>>,
@@ -82,6 +84,7 @@ impl<S> Default for QueueInner<S> {
     fn default() -> Self {
         Self {
             measures: VecDeque::new(),
+            rooms: VecDeque::new(),
             loads: VecDeque::new(),
             loading: None,
             step: None,
@@ -141,6 +144,7 @@ impl<S> QueueInner<S> {
         self.stopped
             || self.step.is_some()
             || !self.measures.is_empty()
+            || !self.rooms.is_empty()
             || (has_changes && self.may_change())
     }
 
@@ -262,6 +266,17 @@ impl<S: LoadStep> Queue<S> {
         let mut state = self.state();
         state.check_commands(state.measures.len())?;
         state.measures.push_back(measured);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// Queues something about memory; returns it when the engine is stopping, or as many wait as may.
+    pub(crate) fn room_command(&self, command: RoomCommand) -> Result<(), RoomCommand> {
+        let mut state = self.state();
+        if state.check_commands(state.rooms.len()).is_err() {
+            return Err(command);
+        }
+        state.rooms.push_back(command);
         self.changed.notify_all();
         Ok(())
     }
@@ -402,13 +417,16 @@ impl<S: LoadStep> Queue<S> {
         if state.stopped {
             return Some(Command::Stop);
         }
-        // The order is the queue's promise: steps of a load unblock it, then rates, loads, unloads and changes, then
-        // requests.
+        // The order is the queue's promise: steps of a load unblock it, then rates and what other engines wait for, loads,
+        // unloads and changes, then requests.
         if let Some(step) = state.step.take() {
             return Some(Command::LoadStep(step));
         }
         if let Some(measured) = state.measures.pop_front() {
             return Some(Command::Measure(measured));
+        }
+        if let Some(command) = state.rooms.pop_front() {
+            return Some(Command::Room(command));
         }
         if state.may_change() {
             if let Some(load) = state.next_load() {
@@ -439,6 +457,7 @@ impl<S: LoadStep> Queue<S> {
         let apply = state.apply.take();
         // Dropping the senders tells those who wait for rates.
         state.measures.clear();
+        let rooms = std::mem::take(&mut state.rooms);
         let step = state.step.take();
         if let Some(cancel) = &state.loading {
             cancel.store(true, Ordering::Relaxed);
@@ -457,6 +476,11 @@ impl<S: LoadStep> Queue<S> {
         }
         for unload in unloads {
             (unload.report)(false);
+        }
+        for command in rooms {
+            if let RoomCommand::GiveUp(report) = command {
+                report();
+            }
         }
         if let Some(mut apply) = apply {
             (apply.report)(ApplyEvent::Finished(Err(EngineError::Stopped)));

@@ -9,8 +9,10 @@ mod microkernel;
 mod quantized;
 mod rows;
 mod rwkv7;
-mod scratch;
+pub(super) mod scratch;
 mod vectors;
+
+use std::sync::Arc;
 
 use rayon::prelude::*;
 use sluice_weights::{RopePairs, Weight};
@@ -18,23 +20,39 @@ use sluice_weights::{RopePairs, Weight};
 pub(super) use self::quantized::rounds_rows;
 use self::scratch::Scratch;
 use super::{Activation, Indices, RopeTable, clock::PhaseClock};
-use crate::{OpsError, device::Device, ledger::Ledger};
+use crate::{
+    OpsError,
+    device::Device,
+    ledger::{Ledger, LedgerEntry},
+};
 
 /// The threads and the scratch memory of each.
 pub(super) struct CpuBackend {
     device: Device,
-    scratch: Scratch,
+    scratch: Arc<Scratch>,
     clock: PhaseClock,
+    /// Counts the scratch memory where others have it as well.
+    _common: Option<LedgerEntry>,
 }
 
 impl CpuBackend {
     pub(super) fn new(device: Device, ledger: &Ledger) -> Result<Self, OpsError> {
         let scratch = Scratch::new(device.threads(), ledger)?;
-        Ok(Self {
+        Ok(Self::with(device, Arc::new(scratch), None))
+    }
+
+    /// With scratch memory that others use as well, one after another.
+    pub(super) fn sharing(device: Device, scratch: Arc<Scratch>, entry: LedgerEntry) -> Self {
+        Self::with(device, scratch, Some(entry))
+    }
+
+    fn with(device: Device, scratch: Arc<Scratch>, common: Option<LedgerEntry>) -> Self {
+        Self {
             clock: PhaseClock::new(device.threads()),
             device,
             scratch,
-        })
+            _common: common,
+        }
     }
 
     /// Gives the pages of its scratch memory back until something is computed again.

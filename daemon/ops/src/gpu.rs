@@ -39,8 +39,8 @@ struct ReservedMemory {
 impl ReservedMemory {
     fn new(device: &Device, ledger: &Ledger) -> Result<Self, OpsError> {
         Ok(Self {
-            _context: ledger.reserve(MemoryKind::Context, device.context_bytes())?,
-            _workspace: ledger.reserve(MemoryKind::Scratch, device.workspace_bytes())?,
+            _context: ledger.reserve_common(MemoryKind::Context, device.context_bytes())?,
+            _workspace: ledger.reserve_common(MemoryKind::Scratch, device.workspace_bytes())?,
         })
     }
 }

@@ -3,6 +3,7 @@
 
 mod faults;
 mod pinned;
+mod shared_budget;
 
 use std::{
     fmt,
@@ -15,8 +16,8 @@ use std::{
 
 use sluice_machine::{MemoryKind, mapped::MappedBuffer};
 
-use self::faults::Faults;
-pub use self::pinned::PinnedEntry;
+use self::{faults::Faults, shared_budget::BudgetShare};
+pub use self::{pinned::PinnedEntry, shared_budget::SharedBudget};
 use crate::OpsError;
 
 /// Where the measurement of a peak begins.
@@ -43,6 +44,10 @@ struct Counters {
     limit: AtomicU64,
     /// Pinned bytes of the host's memory, which no other figure contains.
     pinned: AtomicU64,
+    /// Bytes that the device itself takes, which other ledgers count as well.
+    common: AtomicU64,
+    /// The budget that it keeps with other ledgers; `None`: it has one for itself.
+    share: Option<BudgetShare>,
     /// Buffers are counted, and hold nothing.
     is_dry_run: bool,
     faults: Faults,
@@ -56,6 +61,8 @@ impl Default for Counters {
             marked_peaks: Default::default(),
             limit: AtomicU64::new(u64::MAX),
             pinned: AtomicU64::new(0),
+            common: AtomicU64::new(0),
+            share: None,
             is_dry_run: false,
             faults: Faults::default(),
         }
@@ -98,6 +105,15 @@ impl Ledger {
         }
     }
 
+    fn of_budget(share: BudgetShare) -> Self {
+        Self {
+            counters: Arc::new(Counters {
+                share: Some(share),
+                ..Counters::default()
+            }),
+        }
+    }
+
     /// Whether buffers are counted only.
     #[must_use]
     pub fn is_dry_run(&self) -> bool {
@@ -132,6 +148,23 @@ impl Ledger {
     /// # Errors
     /// [`OpsError::OutOfMemory`] when the limit refuses.
     pub fn reserve(&self, kind: MemoryKind, bytes: u64) -> Result<LedgerEntry, OpsError> {
+        self.enter(kind, bytes, false)
+    }
+
+    /// The same for memory that the device itself takes, however many ledgers count it.
+    ///
+    /// # Errors
+    /// As [`Ledger::reserve`].
+    pub fn reserve_common(&self, kind: MemoryKind, bytes: u64) -> Result<LedgerEntry, OpsError> {
+        self.enter(kind, bytes, true)
+    }
+
+    fn enter(
+        &self,
+        kind: MemoryKind,
+        bytes: u64,
+        is_common: bool,
+    ) -> Result<LedgerEntry, OpsError> {
         if self.counters.faults.strikes() {
             return Err(self.refusal(kind, bytes));
         }
@@ -145,6 +178,16 @@ impl Ledger {
                 held.checked_add(bytes).filter(|&now| now <= limit)
             })
             .map_err(|_| self.refusal(kind, bytes))?;
+        match (is_common, &self.counters.share) {
+            (false, Some(share)) => share.take(kind, bytes).map_err(|LimitExceeded| {
+                total.subtract(bytes);
+                self.refusal(kind, bytes)
+            })?,
+            (true, _) => {
+                self.counters.common.fetch_add(bytes, Ordering::Relaxed);
+            }
+            (false, None) => {}
+        }
         total.peak.fetch_max(before + bytes, Ordering::Relaxed);
         for peak in &self.counters.marked_peaks {
             peak.fetch_max(before + bytes, Ordering::Relaxed);
@@ -153,17 +196,19 @@ impl Ledger {
         Ok(LedgerEntry {
             kind,
             bytes,
+            is_common,
             ledger: self.clone(),
         })
     }
 
     /// The error for `bytes` that cannot be allocated.
     pub fn refusal(&self, kind: MemoryKind, bytes: u64) -> OpsError {
+        let limit = self.room_bytes(self.limit());
         OpsError::OutOfMemory {
             purpose: kind.name(),
             needed_bytes: bytes,
             used_bytes: self.used_bytes(),
-            limit_bytes: Some(self.limit()).filter(|&limit| limit != u64::MAX),
+            limit_bytes: Some(limit).filter(|&limit| limit != u64::MAX),
             free_bytes: None,
         }
     }
@@ -177,6 +222,64 @@ impl Ledger {
     /// Sets the limit of the bytes held at once. What is already held beyond it stays.
     pub fn set_limit(&self, bytes: u64) {
         self.counters.limit.store(bytes, Ordering::Relaxed);
+        if let Some(share) = &self.counters.share {
+            share.set_limit(bytes);
+        }
+    }
+
+    /// The budget that it keeps with other ledgers.
+    #[must_use]
+    pub fn shared_budget(&self) -> Option<&SharedBudget> {
+        self.counters.share.as_ref().map(BudgetShare::budget)
+    }
+
+    /// Most bytes that can be held here beside what other ledgers hold or have claimed, of those that are asked for.
+    #[must_use]
+    pub fn room_bytes(&self, asked_bytes: u64) -> u64 {
+        // Without a limit of its own a ledger may have what the common budget leaves, and raises nothing.
+        let Some(share) = &self.counters.share else {
+            return asked_bytes;
+        };
+        let room = share.room_bytes(match asked_bytes {
+            u64::MAX => 0,
+            asked => asked,
+        });
+        asked_bytes.min(room.saturating_add(self.common_bytes()))
+    }
+
+    /// Claims memory: so much in all will be there for this ledger, whatever others take. The claim before it goes.
+    ///
+    /// # Errors
+    /// [`OpsError::OutOfMemory`] when others leave too little; the claim before it then stays.
+    pub fn claim(&self, bytes: u64) -> Result<(), OpsError> {
+        let Some(share) = &self.counters.share else {
+            return Ok(());
+        };
+        let claimed = share.claim(bytes.saturating_sub(self.common_bytes()));
+        claimed.map_err(|LimitExceeded| {
+            let more = bytes.saturating_sub(self.used_bytes());
+            self.refusal(MemoryKind::Weights, more)
+        })
+    }
+
+    /// Claims so much, or as much as others leave.
+    pub fn settle_claim(&self, bytes: u64) {
+        if let Some(share) = &self.counters.share {
+            share.settle(bytes.saturating_sub(self.common_bytes()));
+        }
+    }
+
+    /// Bytes that no other ledger can have: what is held, or claimed where that is more; without what is common to all.
+    #[must_use]
+    pub fn taken_bytes(&self) -> u64 {
+        match &self.counters.share {
+            Some(share) => share.taken_bytes(),
+            None => self.used_bytes().saturating_sub(self.common_bytes()),
+        }
+    }
+
+    fn common_bytes(&self) -> u64 {
+        self.counters.common.load(Ordering::Relaxed)
     }
 
     /// Bytes that are held at present.
@@ -239,10 +342,14 @@ pub struct LedgerKindReport {
     pub peak_bytes: u64,
 }
 
+/// A limit would be exceeded.
+struct LimitExceeded;
+
 /// A reservation in the ledger; dropping it gives the bytes back.
 pub struct LedgerEntry {
     kind: MemoryKind,
     bytes: u64,
+    is_common: bool,
     ledger: Ledger,
 }
 
@@ -261,8 +368,16 @@ impl fmt::Debug for LedgerEntry {
 
 impl Drop for LedgerEntry {
     fn drop(&mut self) {
-        self.ledger.counters.kinds[self.kind as usize].subtract(self.bytes);
-        self.ledger.counters.total.subtract(self.bytes);
+        let counters = &self.ledger.counters;
+        counters.kinds[self.kind as usize].subtract(self.bytes);
+        counters.total.subtract(self.bytes);
+        match (self.is_common, &counters.share) {
+            (false, Some(share)) => share.give_back(self.kind, self.bytes),
+            (true, _) => {
+                counters.common.fetch_sub(self.bytes, Ordering::Relaxed);
+            }
+            (false, None) => {}
+        }
     }
 }
 

@@ -6,6 +6,7 @@ mod arena;
 mod attention;
 mod backward;
 mod clock;
+mod common_memory;
 mod cpu;
 pub mod device;
 mod error;
@@ -22,7 +23,7 @@ mod rotation;
 mod rwkv7;
 mod shapes;
 
-use std::{ops::Range, time::Instant};
+use std::{ops::Range, sync::Arc, time::Instant};
 
 use sluice_formats::{DType, Format};
 use sluice_machine::MemoryKind;
@@ -34,6 +35,7 @@ pub use self::{
     attention::{AttentionKeys, AttentionRange, AttentionTasks, KeyRows, KeySegment, PassRun},
     backward::{BackwardRange, BackwardTasks, CrossEntropy},
     clock::{Phase, PhaseTimes},
+    common_memory::CommonMemory,
     error::OpsError,
     fidelity::{Comparison, Divergence},
     kv_cache::KvCache,
@@ -98,12 +100,29 @@ impl Ops {
                 }
             }
         };
-        Ok(Self {
+        Ok(Self::with(device, ledger, body))
+    }
+
+    /// Prepares the operations of one of several models on a device, which compute one after another.
+    ///
+    /// # Errors
+    /// When memory cannot be allocated.
+    pub fn beside(device: Device, ledger: Ledger, common: &CommonMemory) -> Result<Self, OpsError> {
+        let Some(scratch) = &common.scratch else {
+            return Self::new(device, ledger);
+        };
+        let entry = ledger.reserve_common(MemoryKind::Scratch, scratch.bytes())?;
+        let cpu = CpuBackend::sharing(device.clone(), Arc::clone(scratch), entry);
+        Ok(Self::with(device, ledger, Backend::Cpu(cpu)))
+    }
+
+    fn with(device: Device, ledger: Ledger, backend: Backend) -> Self {
+        Self {
             pool: ActivationPool::new(device.clone(), ledger.clone()),
             device,
             ledger,
-            backend: body,
-        })
+            backend,
+        }
     }
 
     /// Whether rows are rounded to 8 bits before they are multiplied with weights of this format.

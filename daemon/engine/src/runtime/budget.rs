@@ -90,6 +90,7 @@ impl Worker {
             drop(self.start_switch(Arc::new(plan), None));
         } else if plan.groups == current.plan.groups && plan.staging == current.plan.staging {
             current.plan = Arc::new(plan);
+            self.update_limit();
             self.tell_state();
         }
     }
@@ -97,15 +98,17 @@ impl Worker {
     /// Checks how much of the GPU's memory other programs hold, if the last look is long ago. What gave way to them
     /// becomes resident again when they have gone.
     pub(super) fn look_at_memory(&mut self) -> MemoryFindings {
-        let Shared { ledger, state, .. } = &*self.shared;
-        let found = self.memory_watch.look(self.ops.device(), ledger, state);
+        let Shared { group, state, .. } = &*self.shared;
+        let memory = (&group.device, &group.budget);
+        let found = self.memory_watch.look(memory, state);
         self.settle_budget(found)
     }
 
     /// The check, however recent the last one is.
     pub(super) fn look_at_memory_now(&mut self) -> MemoryFindings {
-        let Shared { ledger, state, .. } = &*self.shared;
-        let found = self.memory_watch.look_now(self.ops.device(), ledger, state);
+        let Shared { group, state, .. } = &*self.shared;
+        let memory = (&group.device, &group.budget);
+        let found = self.memory_watch.look_now(memory, state);
         self.settle_budget(found)
     }
 

@@ -5,11 +5,11 @@ use std::{
     time::Duration,
 };
 
-use super::{shared::Shared, worker::Worker};
+use super::{current_model::CurrentModel, shared::Shared, worker::Worker};
 use crate::{
     error::EngineError,
     heartbeat::Activity,
-    schedule::{Command, UnloadCommand},
+    schedule::{Command, RoomCommand, UnloadCommand},
 };
 
 /// How long a plan for a long canvas stays after its request: the next request is often like it.
@@ -37,6 +37,7 @@ impl Worker {
                 .is_some_and(|current| current.switch.is_some());
             let queue = &self.shared.queue;
             if !is_switching {
+                self.turn.release();
                 self.shared.heartbeat.begin(Activity::Idle);
             }
             // A switch makes steps while the queue is empty; everything queued goes first.
@@ -45,6 +46,9 @@ impl Worker {
                 false if self.may_narrow() => queue.next_within(NARROWING_PATIENCE),
                 false => Some(queue.next()),
             };
+            if !matches!(command, Some(Command::Stop)) {
+                self.turn.take();
+            }
             self.shared.heartbeat.begin(match command {
                 Some(Command::Run(..)) => Activity::Passes,
                 _ => Activity::Change,
@@ -53,6 +57,7 @@ impl Worker {
                 Some(Command::Stop) => return,
                 // If the caller is gone, nobody waits for the answer.
                 Some(Command::Measure(measured)) => drop(measured.send(self.rates())),
+                Some(Command::Room(command)) => self.change_room(command),
                 Some(Command::Load(load)) => self.begin_load(load),
                 Some(Command::LoadStep(step)) => self.step_load(step),
                 Some(Command::Unload(unload)) => self.unload(unload),
@@ -65,6 +70,26 @@ impl Worker {
             // with it.
             if self.ops.device().has_failed() {
                 return;
+            }
+        }
+    }
+
+    /// Gives memory up for other engines, or takes it back from them.
+    fn change_room(&mut self, command: RoomCommand) {
+        match command {
+            RoomCommand::GiveUp(report) => {
+                if let Some(current) = &mut self.current {
+                    current.prefix_cache.clear();
+                }
+                report();
+            }
+            RoomCommand::TakeBack => {
+                let is_switching = |current: &CurrentModel| current.switch.is_some();
+                let is_busy = self.current.as_ref().is_some_and(is_switching);
+                if !is_busy && self.loading.is_none() {
+                    let (choices, budget) = self.aim();
+                    self.regain(choices, budget);
+                }
             }
         }
     }

@@ -264,6 +264,7 @@ impl Worker {
         samples: &[FidelitySample],
         cancel: &AtomicBool,
     ) -> Result<Option<SampleReading>, EngineError> {
+        let budget = self.shared.ledger.room_bytes(before.budget_bytes);
         let mut choices = self.shared.state.settings().resolved();
         choices.level = weights.level;
         choices.settings.mix = weights.mix;
@@ -281,7 +282,7 @@ impl Worker {
         // Memory that the measurement itself takes is not available to this plan.
         let own_bytes = extra_bytes(before, samples)
             + reading.map_or(0, |reading| reading.memory.bytes(longest) as u64);
-        let budget = before.budget_bytes.saturating_sub(own_bytes);
+        let budget = budget.saturating_sub(own_bytes);
         let plan = current.planner.plan(choices, budget, before.workload);
         let plan = plan.map_err(|error| with_room_for(own_bytes, before.budget_bytes, error))?;
         self.switch_now(plan, cancel)?;
@@ -299,13 +300,16 @@ impl Worker {
         tell: &mut dyn FnMut(),
     ) -> Result<Activation, Interrupt> {
         let reading = self.switch_to(weights, kept_in, before, samples, cancel)?;
-        let Self { current, ops, .. } = self;
+        let Self {
+            current, ops, turn, ..
+        } = self;
         let current = current.as_ref().ok_or(EngineError::NoModel)?;
         let count = samples.iter().map(|sample| sample.rows.len()).sum();
         // Outlives the switch between the two sides, so it has memory of its own outside the arena.
         let mut kept = ops.persistent(count, current.planner.config.shape.hidden_size)?;
         let mut at = 0;
         for sample in samples {
+            turn.pass_on();
             let model = (&current.model, &current.weights);
             fidelity::rows(sample, ops, model, reading, cancel, &mut |rows| {
                 ops.set_rows(&mut kept, at, rows)?;

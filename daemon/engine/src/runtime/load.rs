@@ -7,7 +7,6 @@ use std::{
 };
 
 use sluice_machine::Rates;
-use sluice_ops::measure::measure;
 use sluice_plan::Plan;
 use sluice_tokenizer::Tokenizer;
 use sluice_weights::END_TOKENS_MAX;
@@ -57,13 +56,10 @@ impl Worker {
             LoadStep::Budget { plan, granted } => {
                 // A switch of the old model would compete for the memory that is promised now.
                 self.abandon_switch(EngineError::Superseded);
-                self.grant_budget(&plan);
-                if let Some(loading) = &mut self.loading {
-                    loading.set_limit_bytes(plan.budget_bytes);
-                }
+                let is_granted = self.grant_budget(&plan).is_ok();
                 self.update_limit();
                 // A load that was cancelled meanwhile is gone.
-                let _ = granted.send(());
+                let _ = granted.send(is_granted);
             }
             LoadStep::Finished(end) => self.end_load(end),
         }
@@ -102,7 +98,13 @@ impl Worker {
         info.has_prior = prior.is_some();
         info.state = opened.state_model;
         add_end_of_turn(&mut info, opened.tokenizer.as_deref());
-        let id = ModelId(self.shared.last_model_id.fetch_add(1, Ordering::Relaxed) + 1);
+        let id = ModelId(
+            self.shared
+                .group
+                .last_model_id
+                .fetch_add(1, Ordering::Relaxed)
+                + 1,
+        );
         self.current = Some(CurrentModel {
             vocabulary: Arc::new(Vocabulary {
                 size: info.vocab_size,
@@ -139,29 +141,41 @@ impl Worker {
         Ok(loaded)
     }
 
-    /// Unloads the present model if both do not fit while it serves.
-    fn grant_budget(&mut self, plan: &Plan) {
-        let Some(current) = &mut self.current else {
-            return;
-        };
-        // The cheapest memory to give up, and of no use once another model answers.
-        current.prefix_cache.clear();
-        let new = plan.resident_bytes() + plan.staging.total_bytes() + plan.working.tables_bytes;
-        let serving = current.plan.working;
-        let serving = serving.activation_bytes + serving.kv_cache_bytes + serving.logits_bytes;
-        let held = self.shared.ledger.used_bytes();
-        if held + serving + new > plan.budget_bytes {
-            self.current = None;
+    /// Promises the memory for a plan. Unloads the present model if both do not fit while it serves.
+    ///
+    /// # Errors
+    /// When other engines leave too little by now.
+    fn grant_budget(&mut self, plan: &Plan) -> Result<(), EngineError> {
+        let ledger = &self.shared.ledger;
+        let mut promised = plan.peak_bytes();
+        let mut stays = false;
+        if let Some(current) = &mut self.current {
+            // The cheapest memory to give up, and of no use once another model answers.
+            current.prefix_cache.clear();
+            let new =
+                plan.resident_bytes() + plan.staging.total_bytes() + plan.working.tables_bytes;
+            let serving = current.plan.working;
+            let serving = serving.activation_bytes + serving.kv_cache_bytes + serving.logits_bytes;
+            let both = ledger.used_bytes() + serving + new;
+            stays = both <= plan.budget_bytes;
+            if stays {
+                promised = promised.max(both);
+            }
+        }
+        ledger.set_limit(plan.budget_bytes);
+        ledger.claim(promised)?;
+        if !stays && self.current.take().is_some() {
             self.shared.state.clear();
         }
+        if let Some(loading) = &mut self.loading {
+            loading.grant(plan.budget_bytes, promised);
+        }
+        Ok(())
     }
 
     /// Rates of the device, where memory allowed to measure them; measured when first needed.
-    pub(super) fn rates(&mut self) -> Result<Option<Rates>, EngineError> {
-        match &self.rates {
-            Some(rates) => Ok(rates.clone()),
-            None => Ok(self.rates.insert(measure(&self.ops)?).clone()),
-        }
+    pub(super) fn rates(&self) -> Result<Option<Rates>, EngineError> {
+        self.shared.group.rates(&self.ops)
     }
 }
 

@@ -21,10 +21,10 @@ use crate::{
 
 /// What a load needs from the engine's thread.
 pub(crate) enum LoadStep {
-    /// Memory for this plan.
+    /// Memory for this plan: whether it can be had is the answer.
     Budget {
         plan: Arc<Plan>,
-        granted: mpsc::Sender<()>,
+        granted: mpsc::Sender<bool>,
     },
     /// The end of the load.
     Finished(LoadResult),

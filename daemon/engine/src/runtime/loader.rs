@@ -14,7 +14,7 @@ use std::{
 };
 
 use sluice_checkpoint::{Source, weight_cache::Mixes};
-use sluice_machine::Rates;
+use sluice_machine::{MemoryKind, Rates};
 use sluice_ops::{Ops, OpsError};
 use sluice_plan::Plan;
 use sluice_shared::level::Level;
@@ -39,10 +39,13 @@ use crate::{
 /// How often a load that waits for memory checks whether it was cancelled.
 const CANCEL_INTERVAL: Duration = Duration::from_millis(20);
 
+/// How often a plan is made for a load that finds its memory taken by other engines.
+const PLANS_MAX: usize = 3;
+
 /// The load in progress.
 pub(super) struct RunningLoad {
-    /// The budget that both models together must keep, once memory was granted.
-    limit_bytes: Option<u64>,
+    /// The budget that both models together must keep, and what they may take of it, once memory was granted.
+    granted: Option<(u64, u64)>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -64,7 +67,7 @@ impl RunningLoad {
                 // The thread is waiting for it.
                 let _ = send.send(load);
                 Ok(Self {
-                    limit_bytes: None,
+                    granted: None,
                     thread: Some(thread),
                 })
             }
@@ -75,13 +78,17 @@ impl RunningLoad {
         }
     }
 
-    /// Sets the budget, once memory was granted.
-    pub(super) fn set_limit_bytes(&mut self, bytes: u64) {
-        self.limit_bytes = Some(bytes);
+    /// Memory was granted: the budget, and what was promised of it.
+    pub(super) fn grant(&mut self, limit_bytes: u64, promised_bytes: u64) {
+        self.granted = Some((limit_bytes, promised_bytes));
     }
 
     pub(super) fn limit_bytes(&self) -> Option<u64> {
-        self.limit_bytes
+        self.granted.map(|(limit, _)| limit)
+    }
+
+    pub(super) fn promised_bytes(&self) -> u64 {
+        self.granted.map_or(0, |(_, promised)| promised)
     }
 }
 
@@ -131,8 +138,11 @@ impl Loader {
         report: &mut LoadReport,
     ) -> Result<ReadyModel, EngineError> {
         let (ops, ledger) = (&self.ops, &self.shared.ledger);
-        let opened =
-            OpenedCheckpoint::new(source, self.shared.tokenizer_program.as_deref(), cancel)?;
+        let opened = OpenedCheckpoint::new(
+            source,
+            self.shared.group.options.tokenizer_program.as_deref(),
+            cancel,
+        )?;
         let profile = ops.device().profile();
         let machine = (self.shared).machine(profile, self.rates.clone());
         let mut planner =
@@ -164,13 +174,24 @@ impl Loader {
             (self.weight_cache).look_for_compressed(&opened.checkpoint, &planner, notice)?;
         }
         // Before the present model may have to go: conversion takes long, and if the disk is full the old model stays.
+        let mut prepare = || self.prepare(&opened.checkpoint, &planner, settings, cancel, report);
+        let mut prepared = prepare()?;
+        let mut plans = 1;
+        while !self.wait_for_budget(&prepared.plan, cancel)? {
+            if plans == PLANS_MAX {
+                let bytes = prepared.plan.peak_bytes();
+                return Err(ledger.refusal(MemoryKind::Weights, bytes).into());
+            }
+            // Other engines have taken some of the memory since it was made.
+            prepared = prepare()?;
+            plans += 1;
+        }
         let PreparedPlan {
             plan,
             reader,
             settings,
             substitution,
-        } = self.prepare(&opened.checkpoint, &planner, settings, cancel, report)?;
-        self.wait_for_budget(&plan, cancel)?;
+        } = prepared;
         let prior = (planner.prior.as_ref())
             .map(|file| Prior::read(file, ops))
             .transpose()?;
@@ -206,8 +227,8 @@ impl Loader {
         })
     }
 
-    /// Waits for the running requests to end, and for memory.
-    fn wait_for_budget(&self, plan: &Arc<Plan>, cancel: &AtomicBool) -> Result<(), EngineError> {
+    /// Waits for the running requests to end, and for memory; whether there is enough.
+    fn wait_for_budget(&self, plan: &Arc<Plan>, cancel: &AtomicBool) -> Result<bool, EngineError> {
         if cancel.load(Ordering::Relaxed) {
             return Err(EngineError::LoadCancelled);
         }
@@ -223,7 +244,7 @@ impl Loader {
         }
         loop {
             match room.recv_timeout(CANCEL_INTERVAL) {
-                Ok(()) => return Ok(()),
+                Ok(is_granted) => return Ok(is_granted),
                 Err(mpsc::RecvTimeoutError::Timeout) if !cancel.load(Ordering::Relaxed) => {}
                 Err(_) => return Err(EngineError::LoadCancelled),
             }

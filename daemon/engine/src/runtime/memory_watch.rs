@@ -1,9 +1,9 @@
-//! A watch over a GPU's memory, as its driver reports it beside the ledger: a difference is reported once, and memory
-//! that other programs have taken since the engine started is left out of plans.
+//! A watch over a GPU's memory, as its driver reports it beside the ledgers of all engines: a difference is reported once,
+//! and memory that other programs have taken since the first engine started is left out of plans.
 
 use std::time::{Duration, Instant};
 
-use sluice_ops::{device::Device, ledger::Ledger};
+use sluice_ops::{device::Device, ledger::SharedBudget};
 use sluice_shared::units;
 
 use super::state::EngineState;
@@ -29,13 +29,24 @@ pub(super) struct GpuMemoryWatch {
     has_differed: bool,
 }
 
-/// The figures when the engine started.
+/// The figures when the first engine on a GPU started.
 #[derive(Clone, Copy)]
-struct StartFigures {
+pub(super) struct StartFigures {
     /// Bytes held by others, and for this process without an entry in the ledger.
     others_bytes: u64,
     /// Free bytes to keep: half of what the default budget leaves, so that plans within it stay clear of the limit.
     margin_bytes: u64,
+}
+
+impl StartFigures {
+    /// The figures now, with what the default budget leaves free; `None` on the CPU.
+    pub(super) fn read(device: &Device, budget: &SharedBudget, spare_bytes: u64) -> Option<Self> {
+        let figures = MemoryFigures::read(device, budget)?;
+        Some(Self {
+            others_bytes: figures.others_bytes(),
+            margin_bytes: spare_bytes / 2,
+        })
+    }
 }
 
 /// The findings of a look.
@@ -55,18 +66,18 @@ struct MemoryFigures {
     free_bytes: u64,
     /// Bytes taken by any process.
     taken_bytes: u64,
-    /// Bytes of the ledger, and what the arena has mapped beyond its parts.
+    /// Bytes of all ledgers, and what the arena has mapped beyond its parts.
     counted_bytes: u64,
 }
 
 impl MemoryFigures {
-    fn read(device: &Device, ledger: &Ledger) -> Option<Self> {
+    fn read(device: &Device, budget: &SharedBudget) -> Option<Self> {
         let gpu = device.gpu()?;
         // Entries are made before memory is taken, and removed after it is freed; other threads may load meanwhile, so
         // the larger of two counts is used.
-        let before = ledger.used_bytes();
+        let before = budget.used_bytes();
         let memory = gpu.memory().ok()?;
-        let counted_bytes = before.max(ledger.used_bytes());
+        let counted_bytes = before.max(budget.used_bytes());
         let arena = gpu.arena();
         // The arena maps larger pieces than it hands out, and the driver counts them whole.
         let slack = arena.map_or(0, |arena| arena.mapped_bytes - arena.used_bytes);
@@ -87,12 +98,8 @@ impl MemoryFigures {
 }
 
 impl GpuMemoryWatch {
-    /// Begins to watch, with what the default budget leaves free.
-    pub(super) fn new(device: &Device, ledger: &Ledger, spare_bytes: u64) -> Self {
-        let start = MemoryFigures::read(device, ledger).map(|figures| StartFigures {
-            others_bytes: figures.others_bytes(),
-            margin_bytes: spare_bytes / 2,
-        });
+    /// Begins to watch.
+    pub(super) fn new(start: Option<StartFigures>) -> Self {
         Self {
             start,
             ..Self::default()
@@ -102,25 +109,23 @@ impl GpuMemoryWatch {
     /// Looks at the GPU, if the last look is long enough ago, and sets what plans may count on.
     pub(super) fn look(
         &mut self,
-        device: &Device,
-        ledger: &Ledger,
+        (device, budget): (&Device, &SharedBudget),
         state: &EngineState,
     ) -> MemoryFindings {
         let is_fresh = |looked: Instant| looked.elapsed() < LOOK_INTERVAL;
         match self.looked.is_some_and(is_fresh) {
             true => MemoryFindings::default(),
-            false => self.look_now(device, ledger, state),
+            false => self.look_now((device, budget), state),
         }
     }
 
     /// Looks at the GPU, however recent the last look is.
     pub(super) fn look_now(
         &mut self,
-        device: &Device,
-        ledger: &Ledger,
+        (device, budget): (&Device, &SharedBudget),
         state: &EngineState,
     ) -> MemoryFindings {
-        let Some((start, figures)) = self.start.zip(MemoryFigures::read(device, ledger)) else {
+        let Some((start, figures)) = self.start.zip(MemoryFigures::read(device, budget)) else {
             return MemoryFindings::default();
         };
         self.looked = Some(Instant::now());
@@ -129,7 +134,7 @@ impl GpuMemoryWatch {
         // Whoever holds the difference: it is not available.
         if grown > figures.tolerance_bytes() {
             // What is held stays ours, so plans may use it and what is free.
-            let all = ledger.used_bytes() + figures.free_bytes;
+            let all = state.used_bytes() + figures.free_bytes;
             state.set_available_bytes(Some(all.saturating_sub(start.margin_bytes)));
             found.missing_bytes = start.margin_bytes.saturating_sub(figures.free_bytes);
             self.is_limited = true;

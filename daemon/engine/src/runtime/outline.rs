@@ -108,7 +108,7 @@ impl Engine {
         let (send, receive) = mpsc::channel();
         self.shared.queue.measure(send)?;
         let rates = receive.recv().map_err(|_| EngineError::Stopped)??;
-        Ok(self.shared.machine(self.device.profile(), rates))
+        Ok(self.shared.machine(self.device().profile(), rates))
     }
 }
 

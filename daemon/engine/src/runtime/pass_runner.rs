@@ -264,6 +264,7 @@ impl<'a> PassRunner<'a> {
         requests: usize,
         pass: SharedPass<'_, T>,
     ) -> Result<(T, PassCost), Interrupt> {
+        self.worker.turn.pass_on();
         let started = Instant::now();
         // Taken before the switch's step below, whose streaming counts as this pass's.
         let before = self.weights().stream;

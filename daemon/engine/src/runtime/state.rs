@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use sluice_ops::ledger::Ledger;
 use sluice_plan::{Plan, Workload};
 use sluice_shared::level::Level;
 
@@ -15,6 +16,7 @@ use crate::{error::EngineError, residency::WeightGroupState};
 /// The published state; only the engine's thread writes it.
 pub(super) struct EngineState {
     budget_default: u64,
+    ledger: Ledger,
     present: Mutex<Present>,
 }
 
@@ -101,9 +103,10 @@ pub struct PassTotals {
 }
 
 impl EngineState {
-    pub(super) fn new(settings: PlanSettings, budget_default: u64) -> Self {
+    pub(super) fn new(settings: PlanSettings, budget_default: u64, ledger: Ledger) -> Self {
         Self {
             budget_default,
+            ledger,
             present: Mutex::new(Present {
                 settings,
                 loaded_with: None,
@@ -125,10 +128,21 @@ impl EngineState {
         settings.budget.bytes().unwrap_or(self.budget_default)
     }
 
-    /// The bytes that plans under these settings may use: less than allowed while other programs have taken some.
+    /// The bytes that plans under these settings may use: less than allowed while other programs, or models of other
+    /// engines, have taken some.
     pub(super) fn budget_bytes(&self, settings: &PlanSettings) -> u64 {
-        let room = self.lock().available_bytes;
-        self.allowed_bytes(settings).min(room.unwrap_or(u64::MAX))
+        let available = self.lock().available_bytes;
+        let allowed = self.ledger.room_bytes(self.allowed_bytes(settings));
+        allowed.min(available.unwrap_or(u64::MAX))
+    }
+
+    /// Bytes of the device's memory that are held.
+    pub(super) fn used_bytes(&self) -> u64 {
+        self.ledger.used_bytes()
+    }
+
+    pub(super) fn available_bytes(&self) -> Option<u64> {
+        self.lock().available_bytes
     }
 
     pub(super) fn set_available_bytes(&self, bytes: Option<u64>) {

@@ -201,6 +201,8 @@ impl Worker {
         let ledger = &self.shared.ledger;
         // Both plans' bytes are held during the steps; `complete_switch` sets the final limit.
         ledger.set_limit(ledger.limit().max(switch.target.budget_bytes));
+        // Refused where other engines have taken some of the memory since the plan was made.
+        ledger.claim(self.claim_bytes())?;
         let cancel = Arc::clone(&self.cancel);
         self.advance(false, &cancel)
     }
@@ -212,6 +214,7 @@ impl Worker {
 
     /// Makes the next step and waits for it, since nothing else is to be done. Waits for a conversion only a moment.
     pub(super) fn advance_switch_idle(&mut self) {
+        self.turn.pass_on();
         self.try_advance(true);
     }
 
@@ -251,6 +254,7 @@ impl Worker {
             if cancel.load(Ordering::Relaxed) {
                 return Err(EngineError::Stopped);
             }
+            self.turn.pass_on();
             self.advance(true, cancel)?;
         }
         Ok(())
@@ -266,6 +270,8 @@ impl Worker {
 
     fn advance(&mut self, wait: bool, cancel: &AtomicBool) -> Result<(), EngineError> {
         self.shared.heartbeat.begin(Activity::Change);
+        // Other engines' passes go first: what is waited for here gets ready beside them.
+        let wait = wait && !self.turn.is_wanted();
         let Some(current) = &mut self.current else {
             return Ok(());
         };
@@ -445,6 +451,7 @@ impl Worker {
             // A group could be read neither in its new form nor in its old one: the model cannot compute.
             self.abandon_switch(EngineError::NoModel);
             self.current = None;
+            self.update_limit();
             self.shared.state.clear();
         }
     }

@@ -4,6 +4,7 @@ mod beats;
 mod changes;
 pub(super) mod panics;
 mod prior;
+mod several;
 mod unload;
 
 use std::{

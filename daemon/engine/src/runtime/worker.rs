@@ -2,10 +2,11 @@
 
 use std::sync::{Arc, atomic::AtomicBool};
 
-use sluice_machine::Rates;
 use sluice_ops::{Ops, ledger::PeakMark};
+use sluice_plan::Plan;
 
 use super::{
+    PARALLEL_MAX,
     current_model::CurrentModel,
     loader::RunningLoad,
     memory_watch::GpuMemoryWatch,
@@ -13,7 +14,7 @@ use super::{
     state::{PassTotals, PlanInForce},
     weight_cache::WeightCache,
 };
-use crate::error::EngineError;
+use crate::{device_turn::DeviceTurn, error::EngineError};
 
 /// State that only the thread has.
 pub(super) struct Worker {
@@ -28,35 +29,28 @@ pub(super) struct Worker {
     pub(super) cancel: Arc<AtomicBool>,
     /// Most requests that share a pass.
     pub(super) parallel: usize,
-    /// Rates of the device, where memory allowed to measure them; `None` until they are first needed.
-    pub(super) rates: Option<Option<Rates>>,
     /// The load of another model in progress.
     pub(super) loading: Option<RunningLoad>,
     /// The watch over the GPU's memory.
     pub(super) memory_watch: GpuMemoryWatch,
+    /// The turn that engines of one device take: this one computes while it has it.
+    pub(super) turn: DeviceTurn,
 }
 
 impl Worker {
-    /// A worker; the default budget leaves `spare_bytes` of the device's memory free.
-    pub(super) fn new(
-        shared: Arc<Shared>,
-        ops: Ops,
-        keeping: Arc<WeightCache>,
-        parallel: usize,
-        spare_bytes: u64,
-    ) -> Self {
-        let account = GpuMemoryWatch::new(ops.device(), &shared.ledger, spare_bytes);
+    pub(super) fn new(shared: Arc<Shared>, ops: Ops) -> Self {
+        let group = &shared.group;
         Self {
-            shared,
             ops: Arc::new(ops),
             current: None,
-            weight_cache: keeping,
+            weight_cache: Arc::clone(&group.weight_cache),
             totals: PassTotals::default(),
             cancel: Arc::default(),
-            parallel,
-            rates: None,
+            parallel: group.options.parallel.clamp(1, PARALLEL_MAX),
             loading: None,
-            memory_watch: account,
+            memory_watch: GpuMemoryWatch::new(group.memory_at_start),
+            turn: group.turns.place(shared.heartbeat.clone()),
+            shared,
         }
     }
 
@@ -65,7 +59,8 @@ impl Worker {
         self.current.as_mut().ok_or(EngineError::NoModel)
     }
 
-    /// Sets the ledger's limit by the settings in force, or those of the load in progress. What is already held stays.
+    /// Sets the ledger's limit by the settings in force, or those of the load in progress, and claims what the plans in
+    /// force may take. What is already held stays.
     pub(super) fn update_limit(&self) {
         let state = &self.shared.state;
         let of_load = self.loading.as_ref().and_then(RunningLoad::limit_bytes);
@@ -73,6 +68,20 @@ impl Worker {
         // allocation for which the device still has room.
         let limit = of_load.unwrap_or_else(|| state.allowed_bytes(&state.settings()));
         self.shared.ledger.set_limit(limit);
+        self.shared.ledger.settle_claim(self.claim_bytes());
+    }
+
+    /// What no other engine may take: the peaks of the plan in force, of the one that a switch leads to, and what the load
+    /// in progress was promised.
+    pub(super) fn claim_bytes(&self) -> u64 {
+        let current = self.current.as_ref();
+        let in_force = current.map_or(0, |current| {
+            let target = current.target().map_or(0, Plan::peak_bytes);
+            current.plan.peak_bytes().max(target)
+        });
+        let loading = self.loading.as_ref();
+        let promised = loading.map_or(0, RunningLoad::promised_bytes);
+        in_force.max(promised)
     }
 
     /// Resets the measurements, since another plan is in force.

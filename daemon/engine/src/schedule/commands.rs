@@ -61,6 +61,14 @@ pub(crate) struct UnloadCommand {
     pub(crate) report: UnloadReport,
 }
 
+/// What an engine does about its memory for the sake of other engines.
+pub(crate) enum RoomCommand {
+    /// Gives up what is only kept for speed, and calls this.
+    GiveUp(Box<dyn FnOnce() + Send>),
+    /// Makes weights resident that are streamed for want of room, if there is room by now.
+    TakeBack,
+}
+
 /// Receives the device's rates; once dropped, nobody waits for them.
 pub(crate) type MeasureReply = mpsc::Sender<Result<Option<Rates>, EngineError>>;
 
@@ -73,6 +81,7 @@ pub(crate) trait LoadStep: Send {
 /// The next thing for the engine's thread to do.
 pub(crate) enum Command<S> {
     Measure(MeasureReply),
+    Room(RoomCommand),
     Load(LoadCommand),
     Unload(UnloadCommand),
     LoadStep(S),

@@ -11,15 +11,15 @@ use crate::{
 
 /// Elements of a thread's scratch, 4 MiB: what `linear` packs, and some rows of the widest projection
 /// ([`WIDTH_MAX`](sluice_weights::WIDTH_MAX)) where compressed weights are decompressed; what attention packs.
-pub(super) const SCRATCH_LEN: usize = 1 << 20;
+pub(in crate::cpu) const SCRATCH_LEN: usize = 1 << 20;
 
 /// The scratch memory of all threads.
-pub(super) struct Scratch {
+pub(crate) struct Scratch {
     threads: Vec<Mutex<HostBuffer<f32>>>,
 }
 
 impl Scratch {
-    pub(super) fn new(threads: usize, ledger: &Ledger) -> Result<Self, OpsError> {
+    pub(crate) fn new(threads: usize, ledger: &Ledger) -> Result<Self, OpsError> {
         let threads = (0..threads)
             .map(|_| {
                 ledger
@@ -28,6 +28,11 @@ impl Scratch {
             })
             .collect::<Result<_, _>>()?;
         Ok(Self { threads })
+    }
+
+    /// Bytes of all threads.
+    pub(crate) fn bytes(&self) -> u64 {
+        (self.threads.len() * SCRATCH_LEN * size_of::<f32>()) as u64
     }
 
     /// Gives the pages back until somebody computes again.

@@ -19,8 +19,11 @@ impl fmt::Debug for PinnedEntry {
 
 impl Drop for PinnedEntry {
     fn drop(&mut self) {
-        let pinned = &self.ledger.counters.pinned;
-        pinned.fetch_sub(self.bytes, Ordering::Relaxed);
+        let counters = &self.ledger.counters;
+        counters.pinned.fetch_sub(self.bytes, Ordering::Relaxed);
+        if let Some(share) = &counters.share {
+            share.unpin(self.bytes);
+        }
     }
 }
 
@@ -31,7 +34,8 @@ impl Ledger {
         self.counters.pinned.load(Ordering::Relaxed)
     }
 
-    /// Reserves bytes that are about to be pinned; `None` if the total would exceed the limit.
+    /// Reserves bytes that are about to be pinned; `None` if the total would exceed this limit, or with those of other
+    /// ledgers the budget's.
     pub fn pin(&self, bytes: u64, limit_bytes: u64) -> Option<PinnedEntry> {
         let more = |pinned: u64| {
             let now = pinned.checked_add(bytes);
@@ -39,7 +43,13 @@ impl Ledger {
         };
         let pinned = &self.counters.pinned;
         let entered = pinned.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
-        entered.is_ok().then(|| PinnedEntry {
+        entered.ok()?;
+        let share = self.counters.share.as_ref();
+        if share.is_some_and(|share| share.pin(bytes).is_err()) {
+            pinned.fetch_sub(bytes, Ordering::Relaxed);
+            return None;
+        }
+        Some(PinnedEntry {
             bytes,
             ledger: self.clone(),
         })
