@@ -15,6 +15,7 @@ use std::{
     collections::BTreeMap,
     ffi::OsString,
     fmt,
+    net::SocketAddr,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -28,9 +29,9 @@ pub use self::{
     models::{ModelTable, ModelTables, ModelsFile},
     table::Config,
     values::{
-        ComputeDtype, Device, DiskReadLimit, Folders, IdleUnload, Listen, LogFilter, LogFormat,
-        MaxSlowdown, OptionalPath, PinnedMemoryLimit, SocketFolder, SocketPath, Threads,
-        WeightCacheLimit, Within, is_loopback,
+        ComputeDtype, Device, DiskReadLimit, Folders, HttpListen, IdleUnload, Listen, LogFilter,
+        LogFormat, MaxSlowdown, OptionalPath, PinnedMemoryLimit, SocketFolder, SocketPath, Threads,
+        WebOrigins, WeightCacheLimit, Within, is_loopback,
     },
 };
 use self::{layers::Layers, table::ROWS};
@@ -317,7 +318,7 @@ impl Config {
     /// Whether what TLS takes is there: all of it for a port that other machines can reach.
     fn check_tls(&self) -> Result<(), ConfigError> {
         let (certificate, key) = (&self.tls_certificate, &self.tls_key);
-        let (client_ca, tokens) = (&self.tls_client_ca, &self.token_file);
+        let client_ca = &self.tls_client_ca;
         let missing = |key, present: &Setting<OptionalPath>, problem: &str| {
             Err(wrong(key, &present.source, problem.to_owned(), None))
         };
@@ -343,10 +344,24 @@ impl Config {
             }
             _ => {}
         }
-        let Some(address) = self.listen.value.beyond_loopback() else {
+        let (listen, http) = (&self.listen, &self.http);
+        self.check_reached("listen", listen.value.address(), &listen.source)?;
+        self.check_reached("http", http.value.address(), &http.source)
+    }
+
+    /// Whether what a port takes is there that other machines can reach, if they can.
+    fn check_reached(
+        &self,
+        key: &'static str,
+        address: Option<SocketAddr>,
+        source: &SettingSource,
+    ) -> Result<(), ConfigError> {
+        let Some(address) = address.filter(|address| !is_loopback(*address)) else {
             return Ok(());
         };
-        let lacks = match (&certificate.value.0, &tokens.value.0, &client_ca.value.0) {
+        let certificate = &self.tls_certificate.value.0;
+        let (client_ca, tokens) = (&self.tls_client_ca.value.0, &self.token_file.value.0);
+        let lacks = match (certificate, tokens, client_ca) {
             (Some(_), None, None) => "nothing tells who calls: set token_file or tls_client_ca",
             (Some(_), ..) => return Ok(()),
             (None, None, None) => {
@@ -359,7 +374,7 @@ impl Config {
              through a tunnel, such as `ssh -L {port}:127.0.0.1:{port} HOST`",
             port = address.port()
         );
-        Err(wrong("listen", &self.listen.source, problem, None))
+        Err(wrong(key, source, problem, None))
     }
 }
 

@@ -35,11 +35,11 @@ use crate::{
     model_name::ModelName,
     operations::STOPPED_AT_SHUTDOWN,
     reread,
-    services::{self, Daemon, Listeners, Port},
+    services::{self, Daemon, HttpPort, Listeners, Port},
     settings::{self, SettingOrigin},
     state::StateStore,
     systemd,
-    tls::Tls,
+    tls::{PortProtocol, Tls},
     watchdog::{self, StallLimits},
 };
 
@@ -154,10 +154,8 @@ async fn serve(
     let access = AccessRules::of(config)?;
     let tls = Tls::of(config)?;
     let mut listening = listen::open(handed_over, &config.socket.value).await?;
-    let port = match config.listen.value.address() {
-        Some(address) => Some(listen::open_port(address).await?),
-        None => None,
-    };
+    let port = listen::open_port("--listen", config.listen.value.address()).await?;
+    let http_port = listen::open_port("--http", config.http.value.address()).await?;
     let state = StateStore::open(config.models.value.0.as_deref());
     let state = Arc::new(state.map_err(|cause| StartError::System {
         operation: "start a thread",
@@ -217,22 +215,27 @@ async fn serve(
     }
     let (replace, replacements) = mpsc::channel(1);
     let address = port.as_ref().map(|(_, address)| *address);
-    let ports = port.map(|(listener, address)| Port::new(listener, address, tls));
+    let http_address = http_port.as_ref().map(|(_, address)| *address);
+    let http_port = http_port.map(|port| HttpPort {
+        port: Port::new(port, PortProtocol::Http, tls.clone()),
+        origins: config.http_origins.value.origins().to_vec(),
+        has_tokens: config.token_file.value.0.is_some(),
+    });
     let listeners = Listeners {
         unix: listening
             .take_listener()
             .expect("a socket that was just opened has its listener"),
         replacements,
-        ports: ports.into_iter().collect(),
+        port: port.map(|port| Port::new(port, PortProtocol::Grpc, tls)),
     };
-    let server = tokio::spawn(services::serve(daemon.clone(), listeners));
+    let server = tokio::spawn(services::serve(daemon.clone(), listeners, http_port));
     tokio::spawn(tell_systemd(daemon.clone()));
     tokio::spawn(watchdog::watch(daemon.clone(), StallLimits::default()));
     if let Some(after) = config.idle_unload.value.after() {
         tokio::spawn(idle::watch(daemon.clone(), after));
     }
     tokio::spawn(reread_files(daemon.clone()));
-    announce(&listening, address, config);
+    announce(&listening, address, http_address, config);
 
     let code = tokio::select! {
         name = signals.next() => {
@@ -359,21 +362,29 @@ fn load_configured_model(daemon: &Arc<Daemon>, name: ModelName) {
     }
 }
 
-fn announce(listening: &Listening, port: Option<SocketAddr>, config: &Config) {
+fn announce(
+    listening: &Listening,
+    port: Option<SocketAddr>,
+    http: Option<SocketAddr>,
+    config: &Config,
+) {
     let socket = listening.path.display();
     tracing::info!(%socket, activated = listening.activated, "listening");
-    if let Some(port) = port {
-        let scheme = match config.tls_certificate.value.0 {
-            Some(_) => "https",
-            None => "http",
+    let scheme = match config.tls_certificate.value.0 {
+        Some(_) => "https",
+        None => "http",
+    };
+    for (port, what) in [(port, "listening"), (http, "serving HTTP")] {
+        let Some(port) = port else {
+            continue;
         };
         let who = match config::is_loopback(port) {
             true => "every user of this machine can connect",
             false => "other machines can connect",
         };
-        tracing::info!(%port, scheme, "listening; {who}");
+        tracing::info!(%port, scheme, "{what}; {who}");
         // A script that asks for port 0 reads the chosen port here. A closed pipe is no error: nobody need read it.
-        let _ = writeln!(io::stdout(), "listening on {scheme}://{port}");
+        let _ = writeln!(io::stdout(), "{what} on {scheme}://{port}");
     }
     systemd::ready("listening, the model is loading");
     if io::stderr().is_terminal() {

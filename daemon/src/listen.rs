@@ -192,9 +192,11 @@ pub enum ListenError {
     },
     /// The port cannot be opened.
     #[error(
-        "cannot listen on {address}: {cause}\nhint: choose another port with --listen, or 0 for any that is free"
+        "cannot listen on {address}: {cause}\nhint: choose another port with {flag}, or 0 for any that is free"
     )]
     Port {
+        /// The flag that names the address.
+        flag: &'static str,
         /// The address with the port.
         address: SocketAddr,
         /// The system's words.
@@ -230,15 +232,25 @@ pub async fn open(
     bind(address).await
 }
 
-/// Opens a port, and tells its address; for port 0 the system chooses one.
+/// Opens a port, where `flag` names one, and tells its address; for port 0 the system chooses one.
 ///
 /// # Errors
 /// When the port is in use or the system refuses it.
-pub async fn open_port(address: SocketAddr) -> Result<(TcpListener, SocketAddr), ListenError> {
-    let failed = |cause| ListenError::Port { address, cause };
+pub async fn open_port(
+    flag: &'static str,
+    address: Option<SocketAddr>,
+) -> Result<Option<(TcpListener, SocketAddr)>, ListenError> {
+    let Some(address) = address else {
+        return Ok(None);
+    };
+    let failed = |cause| ListenError::Port {
+        flag,
+        address,
+        cause,
+    };
     let listener = TcpListener::bind(address).await.map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
-    Ok((listener, address))
+    Ok(Some((listener, address)))
 }
 
 fn take_over(handed_over: &mut ListenFd, address: &SocketPath) -> Result<Listening, ListenError> {

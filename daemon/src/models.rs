@@ -119,6 +119,8 @@ impl ServingModel {
                 padded_vocab_size: info.padded_vocab_size as u32,
                 context_length: info.context_length as u32,
                 has_tokenizer: self.loaded.tokenizer.is_some(),
+                takes_tools: (self.loaded.tokenizer.as_ref())
+                    .is_some_and(|tokenizer| tokenizer.takes_tools()),
                 mask_token_id: info.mask.map(|mask| mask.token_id),
                 eos_token_ids: info.eos_token_ids.clone(),
                 has_prior: info.has_prior,

@@ -6,6 +6,7 @@ mod canvas;
 mod encoder;
 mod preset;
 mod samples;
+mod template;
 
 use std::sync::Arc;
 
@@ -15,8 +16,8 @@ use sluice_engine::{
 };
 use sluice_proto::{
     model::{
-        EosPolicy, Generation, Input, KindOptions, PinContent, Preset, Prompt, Remasking, Role,
-        Scoring, ThinkingChoice, Turn,
+        Conversation, EosPolicy, Generation, Input, KindOptions, PinContent, Preset, Prompt,
+        Remasking, Role, Scoring, ThinkingChoice, Turn,
     },
     v1,
 };
@@ -140,7 +141,10 @@ pub fn generation(
                     return Err(empty("edit.text", "the text to edit is empty").into());
                 }
                 [] => Vec::new(),
-                turns => texts.chat(&with_model_instructions(turns.to_vec(), table, &mut told))?,
+                turns => texts.chat(&Conversation {
+                    turns: with_model_instructions(turns.to_vec(), table, &mut told),
+                    tools: None,
+                })?,
             };
             let tokens = texts.session()?.encode_with_spans(&text)?;
             let span_length = span_length.map(|length| length as usize);
@@ -324,7 +328,10 @@ pub fn scoring(
 
 fn with_system(prompt: Prompt, table: &ModelTable, told: &mut Vec<v1::ResolvedSetting>) -> Prompt {
     match prompt {
-        Prompt::Chat(turns) => Prompt::Chat(with_model_instructions(turns, table, told)),
+        Prompt::Chat(chat) => Prompt::Chat(Conversation {
+            turns: with_model_instructions(chat.turns, table, told),
+            ..chat
+        }),
         prompt => prompt,
     }
 }
@@ -342,11 +349,7 @@ fn with_model_instructions(
             system,
             SettingOrigin::ModelFile,
         ));
-        let turn = Turn {
-            role: Role::System,
-            content: system.clone(),
-        };
-        turns.insert(0, turn);
+        turns.insert(0, Turn::new(Role::System, system.clone()));
     }
     turns
 }
@@ -427,7 +430,10 @@ fn check_size(request: &Generation, text_bytes_max: usize) -> Result<(), Failure
 
 fn size_of_prompt(prompt: &Prompt) -> RequestSize {
     let (text_bytes, ids) = match prompt {
-        Prompt::Chat(turns) => (turns_bytes(turns), 0),
+        Prompt::Chat(chat) => {
+            let tools = chat.tools.as_ref().map_or(0, String::len);
+            (turns_bytes(&chat.turns) + tools, 0)
+        }
         Prompt::Raw(text) => (text.len(), 0),
         Prompt::Tokens(ids) => (0, ids.len()),
     };
@@ -443,7 +449,14 @@ fn turns_size(content: &PinContent) -> RequestSize {
 }
 
 fn turns_bytes(turns: &[Turn]) -> usize {
-    turns.iter().map(|turn| turn.content.len()).sum()
+    let calls = |turn: &Turn| -> usize {
+        let of_call =
+            |call: &v1::ToolCall| call.name.len() + call.id.len() + call.arguments_json.len();
+        turn.tool_calls.iter().map(of_call).sum()
+    };
+    let bytes =
+        |turn: &Turn| turn.content.len() + turn.name.len() + turn.tool_call_id.len() + calls(turn);
+    turns.iter().map(bytes).sum()
 }
 
 /// A seed that nobody asked for: any will do, as long as the user is told.

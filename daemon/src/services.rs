@@ -7,6 +7,8 @@ mod calls;
 mod deadline;
 mod gate;
 mod generation;
+#[cfg(feature = "http")]
+mod http;
 mod incoming;
 mod library;
 mod messages;
@@ -44,10 +46,11 @@ use sluice_proto::{
         telemetry_service_server::TelemetryServiceServer,
     },
 };
-use sluice_shared::preset::Preset;
+use sluice_shared::{origin::Origin, preset::Preset};
 use tokio_util::sync::CancellationToken;
-use tonic::transport::Server;
+use tonic::{service::Routes, transport::Server};
 use tonic_health::{ServingStatus, server::HealthReporter};
+use tower::ServiceBuilder;
 
 use self::gate::Gate;
 pub(crate) use self::library::load_configured;
@@ -277,6 +280,17 @@ impl Daemon {
     }
 }
 
+/// A port for HTTP, and what the administrator decides of it.
+#[derive(Debug)]
+pub struct HttpPort {
+    /// The port.
+    pub port: Port,
+    /// Web pages that may call.
+    pub origins: Vec<Origin>,
+    /// Whether there are tokens.
+    pub has_tokens: bool,
+}
+
 /// Serves until [`Daemon::closing`] is cancelled and the last stream has ended.
 ///
 /// # Errors
@@ -284,6 +298,7 @@ impl Daemon {
 pub async fn serve(
     daemon: Arc<Daemon>,
     listeners: Listeners,
+    http_port: Option<HttpPort>,
 ) -> Result<(), tonic::transport::Error> {
     let (reporter, health) = tonic_health::server::health_reporter();
     let reflection = || {
@@ -300,17 +315,11 @@ pub async fn serve(
     let operation = OperationServiceServer::new(operation::Service(daemon.clone()));
     let optimizer = OptimizerServiceServer::new(optimizer::Service(daemon.clone()));
     let telemetry = TelemetryServiceServer::new(telemetry::Service(daemon.clone()));
-    let (closing, access) = (daemon.closing.clone(), daemon.access.clone());
-    Server::builder()
-        .max_concurrent_streams(STREAMS_MAX)
-        .concurrency_limit_per_connection(CALLS_READ_MAX)
-        .http2_max_header_list_size(HEADER_BYTES_MAX)
-        .initial_stream_window_size(WINDOW_BYTES)
-        .initial_connection_window_size(WINDOW_BYTES)
-        .http2_keepalive_interval(Some(PING_INTERVAL))
-        .http2_keepalive_timeout(Some(PING_TIMEOUT))
-        .layer(incoming::LocalNames)
-        .layer(calls::Calls::new(access.clone()))
+    let closing = daemon.closing.clone();
+    let admission = incoming::Admission::new(daemon.access.clone());
+    let calls = calls::Calls::new(daemon.access.clone());
+    let mut routes = Routes::builder();
+    routes
         .add_service(
             generation
                 .max_decoding_message_size(REQUEST_BYTES_MAX)
@@ -323,12 +332,37 @@ pub async fn serve(
         .add_service(health)
         .add_service(reflection().build_v1().expect(made_here))
         // For tools that still ask for the reflection service of before 2023.
-        .add_service(reflection().build_v1alpha().expect(made_here))
+        .add_service(reflection().build_v1alpha().expect(made_here));
+    let routes = routes.routes().prepare();
+    let layers = ServiceBuilder::new()
+        .layer(incoming::LocalNames)
+        .layer(calls);
+    #[cfg(feature = "http")]
+    let http = http::serve(
+        http_port,
+        admission.clone(),
+        layers.clone().service(routes.clone()),
+        closing.clone(),
+    );
+    // Without the front, the setting is refused.
+    #[cfg(not(feature = "http"))]
+    let http = async { drop(http_port) };
+    let grpc = Server::builder()
+        .max_concurrent_streams(STREAMS_MAX)
+        .concurrency_limit_per_connection(CALLS_READ_MAX)
+        .http2_max_header_list_size(HEADER_BYTES_MAX)
+        .initial_stream_window_size(WINDOW_BYTES)
+        .initial_connection_window_size(WINDOW_BYTES)
+        .http2_keepalive_interval(Some(PING_INTERVAL))
+        .http2_keepalive_timeout(Some(PING_TIMEOUT))
+        .layer(layers)
+        .add_routes(routes)
         .serve_with_incoming_shutdown(
-            incoming::connections(listeners, access),
+            incoming::connections(listeners, admission),
             closing.cancelled_owned(),
-        )
-        .await
+        );
+    let (served, ()) = tokio::join!(grpc, http);
+    served
 }
 
 /// Keeps the health service true until the end.

@@ -33,9 +33,25 @@ const CLIENT_CA: CredentialKind = CredentialKind {
     ..CERTIFICATE
 };
 
-/// What the port's connections are encrypted by; follows its files.
+/// What a port serves, which clients are told as they shake hands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PortProtocol {
+    /// HTTP/2.
+    Grpc,
+    /// HTTP/1.1.
+    Http,
+}
+
+/// What ports' connections are encrypted by; follows its files.
 #[derive(Debug, Clone)]
-pub struct Tls(Arc<Reread<Arc<ServerConfig>>>);
+pub struct Tls(Arc<Reread<Servers>>);
+
+/// The same for each protocol.
+#[derive(Debug)]
+struct Servers {
+    grpc: Arc<ServerConfig>,
+    http: Arc<ServerConfig>,
+}
 
 impl Tls {
     /// That of a configuration; `None` where it has no certificate.
@@ -52,13 +68,28 @@ impl Tls {
         let client_ca = config.tls_client_ca.value.0.clone();
         let mut paths = vec![certificate.clone(), key.clone()];
         paths.extend(client_ca.clone());
-        let read = move |_: Option<&_>| server(&certificate, &key, client_ca.as_deref());
+        let read = move |_: Option<&_>| {
+            let server = server(&certificate, &key, client_ca.as_deref())?;
+            let serving = |protocol: &[u8]| {
+                let mut server = server.clone();
+                server.alpn_protocols = vec![protocol.to_vec()];
+                Arc::new(server)
+            };
+            Ok(Servers {
+                grpc: serving(b"h2"),
+                http: serving(b"http/1.1"),
+            })
+        };
         Ok(Some(Self(Arc::new(Reread::new(paths, read)?))))
     }
 
     /// What a connection that begins now is encrypted by.
-    pub(crate) fn server(&self) -> Arc<ServerConfig> {
-        (*self.0.current()).clone()
+    pub(crate) fn server(&self, protocol: PortProtocol) -> Arc<ServerConfig> {
+        let servers = self.0.current();
+        match protocol {
+            PortProtocol::Grpc => servers.grpc.clone(),
+            PortProtocol::Http => servers.http.clone(),
+        }
     }
 
     /// Looks whether the files changed.
@@ -76,7 +107,7 @@ fn server(
     certificate: &Path,
     key: &Path,
     client_ca: Option<&Path>,
-) -> Result<Arc<ServerConfig>, CredentialError> {
+) -> Result<ServerConfig, CredentialError> {
     let chain = certificates(CERTIFICATE, certificate)?;
     let private = PrivateKeyDer::from_pem_slice(&KEY.read(key)?)
         .map_err(|error| KEY.wrong(key, format!("it holds no private key as PEM: {error}")))?;
@@ -92,11 +123,10 @@ fn server(
         .with_client_cert_verifier(verifier)
         .with_single_cert(chain, private)
         .map_err(|error| CERTIFICATE.wrong(certificate, unusable(&error, key)))?;
-    server.alpn_protocols = vec![b"h2".to_vec()];
     // A connection that goes on from an earlier one would not be asked for its certificate again.
     server.session_storage = Arc::new(NoServerSessionStorage {});
     server.send_tls13_tickets = 0;
-    Ok(Arc::new(server))
+    Ok(server)
 }
 
 fn authorities(

@@ -45,6 +45,15 @@ fn invalid(field: &'static str, problem: impl Into<String>) -> InvalidField {
     }
 }
 
+/// Turns, and the functions that the model may call.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Conversation {
+    /// Never empty; the last is not blank.
+    pub turns: Vec<Turn>,
+    /// Functions that the model may call, as JSON, which nobody has read yet; `None`: none.
+    pub tools: Option<String>,
+}
+
 /// One turn of a conversation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Turn {
@@ -52,6 +61,26 @@ pub struct Turn {
     pub role: Role,
     /// What is said.
     pub content: String,
+    /// Calls that the model made; of [`Role::Assistant`] alone, and few.
+    pub tool_calls: Vec<v1::ToolCall>,
+    /// Which call this answers; of [`Role::Tool`] alone.
+    pub tool_call_id: String,
+    /// Who speaks, or which function; may be empty.
+    pub name: String,
+}
+
+impl Turn {
+    /// A turn that is nothing but text.
+    #[must_use]
+    pub fn new(role: Role, content: String) -> Self {
+        Self {
+            role,
+            content,
+            tool_calls: Vec::new(),
+            tool_call_id: String::new(),
+            name: String::new(),
+        }
+    }
 }
 
 /// Role of the turn's speaker.
@@ -63,6 +92,8 @@ pub enum Role {
     User,
     /// The model, whose earlier answers are part of the prompt.
     Assistant,
+    /// A function that the model called.
+    Tool,
 }
 
 impl Role {
@@ -73,6 +104,7 @@ impl Role {
             Self::System => "system",
             Self::User => "user",
             Self::Assistant => "assistant",
+            Self::Tool => "tool",
         }
     }
 }
@@ -80,8 +112,8 @@ impl Role {
 /// What comes before the part to fill.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Prompt {
-    /// A conversation for the template; never empty, ends with a turn that is not blank.
-    Chat(Vec<Turn>),
+    /// A conversation for the template.
+    Chat(Conversation),
     /// Text as it stands; never empty.
     Raw(String),
     /// Token ids; empty only where nothing follows a state but its own last token.
@@ -443,17 +475,26 @@ fn stops(stops: Vec<String>) -> Result<Vec<String>, InvalidField> {
     Ok(stops)
 }
 
-fn conversation(chat: v1::Chat) -> Result<Vec<Turn>, InvalidField> {
+fn conversation(chat: v1::Chat) -> Result<Conversation, InvalidField> {
     let turns = turns("chat", chat.messages)?;
     match turns.last() {
-        None => Err(invalid("chat", "has no messages")),
-        Some(last) if last.content.trim().is_empty() => Err(invalid("chat", "the prompt is empty")),
-        Some(_) => Ok(turns),
+        None => return Err(invalid("chat", "has no messages")),
+        // A function may answer nothing.
+        Some(last) if last.content.trim().is_empty() && last.role != Role::Tool => {
+            return Err(invalid("chat", "the prompt is empty"));
+        }
+        Some(_) => {}
     }
+    Ok(Conversation {
+        turns,
+        tools: Some(chat.tools_json).filter(|tools| !tools.is_empty()),
+    })
 }
 
 /// Messages of a conversation, at most: a template runs over each of them.
 pub const MESSAGES_MAX: usize = 4096;
+/// Functions that a model may call, and calls of a message, at most: a template runs over each of them.
+pub const TOOLS_MAX: usize = 128;
 
 fn turns(field: &'static str, messages: Vec<v1::ChatMessage>) -> Result<Vec<Turn>, InvalidField> {
     if messages.len() > MESSAGES_MAX {
@@ -465,14 +506,29 @@ fn turns(field: &'static str, messages: Vec<v1::ChatMessage>) -> Result<Vec<Turn
             v1::ChatRole::System => Role::System,
             v1::ChatRole::User => Role::User,
             v1::ChatRole::Assistant => Role::Assistant,
+            v1::ChatRole::Tool => Role::Tool,
             v1::ChatRole::Unspecified => {
-                let problem = "a message has no role: system, user or assistant";
+                let problem = "a message has no role: system, user, assistant or tool";
                 return Err(invalid(field, problem));
             }
         };
+        let calls = message.tool_calls.len();
+        if calls > TOOLS_MAX {
+            let problem = format!("a message has {calls} calls, more than {TOOLS_MAX}");
+            return Err(invalid(field, problem));
+        }
+        if calls > 0 && role != Role::Assistant {
+            return Err(invalid(field, "only the assistant calls functions"));
+        }
+        if !message.tool_call_id.is_empty() && role != Role::Tool {
+            return Err(invalid(field, "only a message of a tool answers a call"));
+        }
         Ok(Turn {
             role,
             content: message.content,
+            tool_calls: message.tool_calls,
+            tool_call_id: message.tool_call_id,
+            name: message.name,
         })
     };
     messages.into_iter().map(turn).collect()
@@ -590,10 +646,12 @@ mod tests {
         let message = v1::ChatMessage {
             role: v1::ChatRole::User.into(),
             content: content.into(),
+            ..Default::default()
         };
         v1::GenerateRequest {
             input: Some(v1::generate_request::Input::Chat(v1::Chat {
                 messages: vec![message],
+                ..Default::default()
             })),
             ..Default::default()
         }
@@ -654,7 +712,7 @@ mod tests {
         };
         assert_eq!(
             role(0),
-            "chat: a message has no role: system, user or assistant"
+            "chat: a message has no role: system, user, assistant or tool"
         );
         assert_eq!(role(9), "chat: has no value 9");
         let mut crowd = chat("hello");

@@ -10,6 +10,7 @@ pub mod level;
 pub mod mix;
 pub mod names;
 pub mod options;
+pub mod origin;
 pub mod policy;
 pub mod preset;
 pub mod prior;

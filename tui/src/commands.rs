@@ -302,5 +302,6 @@ fn message(role: v1::ChatRole, content: &str) -> v1::ChatMessage {
     v1::ChatMessage {
         role: role.into(),
         content: content.into(),
+        ..Default::default()
     }
 }

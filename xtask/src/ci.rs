@@ -7,7 +7,7 @@ use std::process::{Command, ExitCode, Stdio};
 use crate::outcome::Outcome;
 use crate::steps::{Step, command, ended, steps};
 use crate::system::{TemporaryFolder, cargo, has, root};
-use crate::{examples, first_build, layers, ptx, soak, units, words};
+use crate::{clients, examples, first_build, layers, ptx, soak, units, words};
 
 /// The version whose rules `deny.toml` is written for.
 const CARGO_DENY_VERSION: &str = "0.20.2";
@@ -24,7 +24,7 @@ pub(crate) enum Tests {
 }
 
 const TESTS: Step = ("test", tests);
-const CHECKS: [Step; 14] = [
+const CHECKS: [Step; 16] = [
     ("format", format),
     ("layers", layers::check),
     ("schema", schema),
@@ -39,6 +39,9 @@ const CHECKS: [Step; 14] = [
     ("unit files", units::check),
     ("examples", examples::check),
     ("kernels", ptx::ci_step),
+    // Last: they leave a daemon with HTTP where others look for one without.
+    ("http", http),
+    ("clients", clients::check),
 ];
 
 pub(crate) fn run(tests: Tests) -> ExitCode {
@@ -62,6 +65,10 @@ pub(crate) fn run_layers() -> ExitCode {
 pub(crate) fn run_examples() -> ExitCode {
     let build: fn() -> io::Result<Outcome> = || command(cargo().args(["build", "--bins"]));
     steps([("build", build), ("examples", examples::check as _)].into_iter())
+}
+
+pub(crate) fn run_clients() -> ExitCode {
+    steps([("clients", clients::check as fn() -> _)].into_iter())
 }
 
 /// With programs as they are now.
@@ -140,6 +147,24 @@ fn lints() -> io::Result<Outcome> {
         "-D",
         "warnings",
     ]))
+}
+
+/// The daemon with the feature that its own builds here are without: lints, and the tests of its HTTP port.
+fn http() -> io::Result<Outcome> {
+    const FEATURE: [&str; 2] = ["--features", "sluice-daemon/http"];
+    let mut lints = cargo();
+    lints.arg("clippy").args(TESTED).args(FEATURE);
+    lints.args(["--all-targets", "--", "-D", "warnings"]);
+    match command(&mut lints)? {
+        Outcome::Passed => tests_of(
+            cargo()
+                .arg("test")
+                .args(TESTED)
+                .args(FEATURE)
+                .args(["--test", "http"]),
+        ),
+        other => Ok(other),
+    }
 }
 
 /// They are a workspace of their own, and fuzz on nightly compilers alone; a bounded sample runs on any.

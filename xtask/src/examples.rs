@@ -3,40 +3,17 @@
 
 use std::fs;
 use std::io;
-use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::Command;
 use std::sync::atomic::AtomicBool;
-use std::time::{Duration, Instant};
 
 use crate::demo::Programs;
 use crate::outcome::Outcome;
-use crate::system::{Stopping, TemporaryFolder, has, root};
+use crate::packages::{Trouble, fetch, finish, outcome, python_packages, told};
+use crate::system::{TemporaryFolder, has, root};
 
 /// Where packages and generated modules go, below the repository.
 const FOLDER: &str = "target/examples";
-/// The oldest Python that the examples are written for.
-const PYTHON: &str = "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))";
-/// Longer than any example takes on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(180);
-
-/// Set, it lets CI pass without the examples of a language that isn't there.
-const WITHOUT: &str = "SLUICE_WITHOUT_EXAMPLES";
 const STORY: &str = "Tell me a story about a kite.";
-
-/// Why the examples of a language didn't pass.
-enum Trouble {
-    /// The language isn't here.
-    Missing(String),
-    /// Its package index cannot be reached from here.
-    Unreachable(String),
-    Failed(String),
-}
-
-impl From<io::Error> for Trouble {
-    fn from(error: io::Error) -> Self {
-        Self::Failed(error.to_string())
-    }
-}
 
 /// Runs all examples. What cannot run is skipped with its reason; on a CI machine that is a failure, but for want of a network.
 pub(crate) fn check() -> io::Result<Outcome> {
@@ -61,30 +38,8 @@ pub(crate) fn check() -> io::Result<Outcome> {
         programs: &programs,
     };
 
-    let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-    let must_run = is_set("CI") && !is_set(WITHOUT);
-    let mut skipped = Vec::new();
-    for run in [python, node] {
-        match run(&daemon) {
-            Ok(()) => {}
-            Err(Trouble::Missing(what)) if must_run => {
-                return Ok(Outcome::Failed(format!(
-                    "{what}; {WITHOUT}=1 lets this pass"
-                )));
-            }
-            Err(Trouble::Missing(what) | Trouble::Unreachable(what)) => skipped.push(what),
-            Err(Trouble::Failed(what)) => {
-                return Ok(Outcome::Failed(format!(
-                    "{what}\nsluiced:\n{}",
-                    programs.log()
-                )));
-            }
-        }
-    }
-    Ok(match skipped.is_empty() {
-        true => Outcome::Passed,
-        false => Outcome::Skipped(skipped.join("; ")),
-    })
+    let run = [python, node].into_iter().map(|run| run(&daemon));
+    Ok(outcome(run, &programs))
 }
 
 /// Where the daemon is, and what it knows of the requests that it had.
@@ -126,35 +81,9 @@ impl Daemon<'_> {
 }
 
 fn python(daemon: &Daemon<'_>) -> Result<(), Trouble> {
-    if !has("python3", &["-c", PYTHON]) {
-        let words = "no Python 3.10 with venv is here (Debian: python3-venv), so examples/python didn't run";
-        return Err(Trouble::Missing(words.to_owned()));
-    }
     let folder = root().join(FOLDER);
-    let (venv, stubs) = (folder.join("venv"), folder.join("stubs"));
-    let interpreter = venv.join("bin/python");
-    if !has(&interpreter.to_string_lossy(), &["-m", "pip", "--version"]) {
-        fs::create_dir_all(&folder)?;
-        let mut make = Command::new("python3");
-        let output = finish(make.args(["-m", "venv", "--clear"]).arg(&venv))?;
-        if !output.status.success() {
-            return Err(Trouble::Missing(told("python3 -m venv", &output)));
-        }
-    }
-    let pip = |arguments: &[&str]| {
-        let mut command = Command::new(&interpreter);
-        command
-            .args(["-m", "pip", "--quiet", "--disable-pip-version-check"])
-            .args(arguments)
-            .current_dir(root().join("examples/python"));
-        command
-    };
-    fetch(
-        "pip install",
-        "examples/python",
-        &mut pip(&["install", "--retries", "2", "-r", "requirements.txt"]),
-        &mut pip(&["index", "versions", "--retries", "2", "grpcio"]),
-    )?;
+    let stubs = folder.join("stubs");
+    let interpreter = python_packages(&folder.join("venv"), "examples/python", "grpcio")?;
 
     let protos = root().join("proto");
     fs::create_dir_all(&stubs)?;
@@ -327,61 +256,4 @@ impl Ran {
             ))),
         }
     }
-}
-
-/// Runs what fetches packages. When it fails, `question` asks the index for something that is there for certain.
-fn fetch(
-    name: &str,
-    folder: &str,
-    command: &mut Command,
-    question: &mut Command,
-) -> Result<(), Trouble> {
-    let output = finish(command)?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let words = told(name, &output);
-    Err(match finish(question)?.status.success() {
-        true => Trouble::Failed(words),
-        false => {
-            println!("{words}");
-            Trouble::Unreachable(format!(
-                "`{name}` cannot reach its package index, so {folder} didn't run"
-            ))
-        }
-    })
-}
-
-fn told(name: &str, output: &Output) -> String {
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().to_owned();
-    let (printed, warned) = (text(&output.stdout), text(&output.stderr));
-    format!("`{name}` ended with {}\n{printed}\n{warned}", output.status)
-}
-
-/// The command's output, kept in files, so that no pipe fills; it is stopped when it takes too long.
-fn finish(command: &mut Command) -> io::Result<Output> {
-    let folder = TemporaryFolder::new("example-output")?;
-    let file = |name: &str| fs::File::create(folder.path().join(name));
-    let read = |name: &str| fs::read(Path::new(folder.path()).join(name));
-    let child = command
-        .stdin(Stdio::null())
-        .stdout(file("out")?)
-        .stderr(file("err")?)
-        .spawn()?;
-    let mut child = Stopping(child);
-    let deadline = Instant::now() + PATIENCE;
-    let status = loop {
-        if let Some(status) = child.0.try_wait()? {
-            break status;
-        }
-        if Instant::now() > deadline {
-            break child.stop(Duration::from_secs(3))?;
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    };
-    Ok(Output {
-        status,
-        stdout: read("out")?,
-        stderr: read("err")?,
-    })
 }

@@ -1,12 +1,14 @@
 //! What people run on this repository, one module a command.
 
 mod ci;
+mod clients;
 mod demo;
 mod examples;
 mod first_build;
 mod layers;
 mod model;
 mod outcome;
+mod packages;
 mod pictures;
 mod ptx;
 mod smollm2;
@@ -33,6 +35,7 @@ Usage: cargo xtask COMMAND
   ci [--without-tests]   runs everything that CI runs, and stops at the first failure
   soak                   runs what takes too long for that: hostile bytes, load, sanitizer, emulated processors
   examples               runs examples/ against a daemon of its own, with gRPC for Python and Node from their package indexes
+  clients                runs clients of OpenAI's and Ollama's APIs against a daemon of its own, with their Python packages
   layers                 checks that no crate's modules import each other in a circle
   layers --picture [CRATE]
                          prints which crate imports which, or which module of a crate which other, for Mermaid
@@ -74,6 +77,7 @@ fn main() -> ExitCode {
         ["ci", "--without-tests"] => ci::run(ci::Tests::Leave),
         ["soak"] => soak::run(),
         ["examples"] => ci::run_examples(),
+        ["clients"] => ci::run_clients(),
         ["layers"] => ci::run_layers(),
         ["layers", "--picture"] => layers::picture(None),
         ["layers", "--picture", name] if !is_help(name) => layers::picture(Some(name)),

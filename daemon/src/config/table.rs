@@ -15,9 +15,9 @@ use sluice_shared::{
 };
 
 use super::{
-    ComputeDtype, ConfigError, Device, DiskReadLimit, Folders, IdleUnload, Listen, LogFilter,
-    LogFormat, MaxSlowdown, ModelsFile, OptionalPath, PinnedMemoryLimit, Setting, SettingSource,
-    SocketPath, Threads, WeightCacheLimit, Within,
+    ComputeDtype, ConfigError, Device, DiskReadLimit, Folders, HttpListen, IdleUnload, Listen,
+    LogFilter, LogFormat, MaxSlowdown, ModelsFile, OptionalPath, PinnedMemoryLimit, Setting,
+    SettingSource, SocketPath, Threads, WebOrigins, WeightCacheLimit, Within,
     layers::{
         self,
         BuiltIn::{self, BySize, Computed, Is},
@@ -189,6 +189,26 @@ settings! {
             words: "$CREDENTIALS_DIRECTORY/client-ca.crt if it exists",
             example: "/etc/sluice/client-ca.crt",
         },
+    }
+
+    /// Address to serve HTTP on, such as 127.0.0.1:8080, or none: OpenAI's and Ollama's APIs; port 0 takes any free port and
+    /// prints it
+    ///
+    /// Only a daemon that was built with the feature http has it. Who can connect, what an address takes that other machines can
+    /// reach, and the sandbox are as with `listen`. See docs/http.md.
+    http: HttpListen {
+        value: "ADDRESS|none",
+        form: Text,
+        built_in: Is("none"),
+    }
+
+    /// Web pages that may call the HTTP port, by their origins, such as https://chat.example; separated by commas
+    ///
+    /// Requests of other pages are refused.
+    http_origins: WebOrigins {
+        value: "ORIGIN,ORIGIN|none",
+        form: Text,
+        built_in: Is("none"),
     }
 
     /// Who may do what: roles with users, @groups, cert:NAME or * for everybody, such as "generate=*; operate=alice; admin=@wheel"

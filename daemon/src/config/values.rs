@@ -5,7 +5,7 @@ use std::{ffi::OsStr, fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::D
 use serde::{Deserialize, Deserializer, de::Error as _};
 use sluice_formats::DType;
 use sluice_ops::device;
-use sluice_shared::{level::parse_max_slowdown, units};
+use sluice_shared::{level::parse_max_slowdown, origin::Origin, units};
 use tracing_subscriber::EnvFilter;
 
 /// A value that a layer names as text. A type that has [`FromStr`] and [`fmt::Display`] is one.
@@ -87,6 +87,46 @@ impl fmt::Display for Folders {
         match names.is_empty() {
             true => f.write_str("none"),
             false => f.write_str(&names.join(":")),
+        }
+    }
+}
+
+/// Origins of web pages, separated by commas, or `none`.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct WebOrigins(Vec<Origin>);
+
+impl WebOrigins {
+    /// Origins that a setting may name.
+    const MAX: usize = 64;
+
+    /// The origins.
+    #[must_use]
+    pub fn origins(&self) -> &[Origin] {
+        &self.0
+    }
+}
+
+impl FromStr for WebOrigins {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let named = text.split(',').filter(|_| text != "none");
+        let origins: Vec<Origin> = named
+            .map(|origin| origin.trim().parse())
+            .collect::<Result<_, _>>()?;
+        match origins.len() {
+            0..=Self::MAX => Ok(Self(origins)),
+            more => Err(format!("{more} origins are more than {}", Self::MAX)),
+        }
+    }
+}
+
+impl fmt::Display for WebOrigins {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<_> = self.0.iter().map(Origin::as_str).collect();
+        match names.is_empty() {
+            true => f.write_str("none"),
+            false => f.write_str(&names.join(",")),
         }
     }
 }
@@ -317,15 +357,10 @@ optional! {
     WeightCacheLimit(u64), "none", bytes, units::parse_bytes, units::bytes_exactly;
     /// Address to listen on beside the socket.
     Listen(SocketAddr), "none", address, read_address, |address| address.to_string();
+    /// Address to serve HTTP on.
+    HttpListen(SocketAddr), "none", address, read_http_address, |address| address.to_string();
     /// Time without requests after which the model is unloaded.
     IdleUnload(Duration), "never", after, read_idle_time, show_duration;
-}
-
-impl Listen {
-    /// The address, where other machines can reach it.
-    pub(super) fn beyond_loopback(self) -> Option<SocketAddr> {
-        self.0.filter(|address| !is_loopback(*address))
-    }
 }
 
 /// Whether only this machine reaches the address. That of IPv4 may be written as one of IPv6.
@@ -358,6 +393,17 @@ fn read_address(text: &str) -> Result<SocketAddr, String> {
             "`{text}` is no address with a port; write 127.0.0.1:PORT or [::1]:PORT (port 0: any that is free), or none"
         )
     })
+}
+
+fn read_http_address(text: &str) -> Result<SocketAddr, String> {
+    match cfg!(feature = "http") {
+        true => read_address(text),
+        false => Err(
+            "this sluiced was built without HTTP; `cargo install --locked --path daemon --features http` builds and installs \
+             one that has it"
+                .to_owned(),
+        ),
+    }
 }
 
 fn read_idle_time(text: &str) -> Result<Duration, String> {

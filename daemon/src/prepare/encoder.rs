@@ -2,9 +2,10 @@
 
 use sluice_checkpoint::family::Family;
 use sluice_engine::saved_state::SavedState;
-use sluice_proto::model::{InvalidField, PinContent, Prompt, Turn};
+use sluice_proto::model::{Conversation, InvalidField, PinContent, Prompt};
 use sluice_tokenizer::{Patience, TokenizerSession};
 
+use super::template;
 use crate::{failure::Failure, models::ServingModel};
 
 /// Text in one request, in bytes, whatever the model's context holds.
@@ -51,7 +52,7 @@ impl<'a> TextEncoder<'a> {
             Prompt::Tokens(ids) => return Ok(ids),
             Prompt::Raw(text) if text.is_empty() => return Ok(vec![self.begin()?]),
             Prompt::Raw(text) => ("raw_text", self.raw(&text)?),
-            Prompt::Chat(turns) => ("chat", self.chat(&turns)?),
+            Prompt::Chat(chat) => ("chat", self.chat(&chat)?),
         };
         if ids.is_empty() {
             return Err(empty(field, "the prompt has no tokens").into());
@@ -83,8 +84,8 @@ impl<'a> TextEncoder<'a> {
         let ids = match prompt {
             Prompt::Tokens(ids) => ids,
             Prompt::Raw(text) => self.session()?.encode(&text)?,
-            Prompt::Chat(turns) => {
-                let mut ids = self.chat(&turns)?;
+            Prompt::Chat(chat) => {
+                let mut ids = self.chat(&chat)?;
                 let bos = self.serving.tokenizer()?.bos_tokens();
                 if ids.starts_with(bos) {
                     ids.drain(..bos.len());
@@ -110,18 +111,15 @@ impl<'a> TextEncoder<'a> {
         }
     }
 
-    pub(super) fn chat(&mut self, turns: &[Turn]) -> Result<Vec<u32>, Failure> {
-        self.serving.tokenizer()?;
+    pub(super) fn chat(&mut self, chat: &Conversation) -> Result<Vec<u32>, Failure> {
+        let takes_tools = self.serving.tokenizer()?.takes_tools();
         if !self.serving.can_chat() {
             return Err(Failure::NoChatTemplate {
                 model: self.serving.name.name.clone(),
             });
         }
-        let turns: Vec<_> = turns
-            .iter()
-            .map(|turn| (turn.role.name(), turn.content.as_str()))
-            .collect();
-        Ok(self.session()?.encode_chat(&turns)?)
+        let input = template::input(chat, takes_tools)?;
+        Ok(self.session()?.encode_chat(input)?)
     }
 
     pub(super) fn content(

@@ -288,9 +288,11 @@ fn the_models_own_instructions_come_before_a_conversation_without_any() {
         let message = |role: &v1::ChatRole| v1::ChatMessage {
             role: (*role).into(),
             content: "Be kind.".to_owned(),
+            ..Default::default()
         };
         let chat = v1::Chat {
             messages: roles.iter().map(message).collect(),
+            ..Default::default()
         };
         let request = v1::GenerateRequest {
             input: Some(v1::generate_request::Input::Chat(chat)),

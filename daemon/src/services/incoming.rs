@@ -5,6 +5,8 @@ mod credentials;
 mod frames;
 mod handshakes;
 mod hpack;
+#[cfg(feature = "http")]
+mod http;
 mod local;
 mod opening;
 mod peers;
@@ -12,7 +14,7 @@ mod rare;
 mod wire;
 
 use std::{
-    future::{Future, poll_fn},
+    future::Future,
     io,
     net::SocketAddr,
     pin::Pin,
@@ -24,7 +26,7 @@ use std::{
 use futures_util::stream::{self, Stream};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::{TcpListener, TcpStream, UnixListener},
+    net::{TcpListener, UnixListener},
     sync::mpsc,
     time::{Sleep, sleep},
 };
@@ -34,6 +36,8 @@ use tonic::transport::server::Connected;
 use authority::Authorities;
 use frames::{Flood, Frames, Progress};
 use handshakes::Handshakes;
+#[cfg(feature = "http")]
+pub(super) use http::http_connections;
 pub(super) use local::LocalNames;
 use opening::Opening;
 pub(super) use peers::{CallPlace, Peer};
@@ -46,7 +50,7 @@ use crate::{
     caller::User,
     config,
     limits::{FIRST_CALL_TIMEOUT, FRAME_TIMEOUT, IDLE_TIMEOUT},
-    tls::Tls,
+    tls::{PortProtocol, Tls},
 };
 
 /// Pause after a failed accept, most likely for want of file descriptors: without it the loop would spin.
@@ -63,14 +67,15 @@ pub struct Listeners {
     pub unix: UnixListener,
     /// Listeners that take the Unix socket's place, one after another.
     pub replacements: mpsc::Receiver<UnixListener>,
-    /// Ports, where they were asked for.
-    pub ports: Vec<Port>,
+    /// The port of gRPC, where one was asked for.
+    pub port: Option<Port>,
 }
 
 /// A port.
 #[derive(Debug)]
 pub struct Port {
     listener: TcpListener,
+    protocol: PortProtocol,
     tls: Option<Tls>,
     /// Whether other machines can reach it.
     is_beyond_loopback: bool,
@@ -79,9 +84,14 @@ pub struct Port {
 impl Port {
     /// A port that listens at this address.
     #[must_use]
-    pub fn new(listener: TcpListener, address: SocketAddr, tls: Option<Tls>) -> Self {
+    pub fn new(
+        (listener, address): (TcpListener, SocketAddr),
+        protocol: PortProtocol,
+        tls: Option<Tls>,
+    ) -> Self {
         Self {
             listener,
+            protocol,
             tls,
             is_beyond_loopback: !config::is_loopback(address),
         }
@@ -96,17 +106,50 @@ impl Port {
     }
 }
 
-/// Accepted connections of all listeners.
+/// Who is let in, and into which places, by whichever door they come. Clones share the places.
+#[derive(Debug, Clone)]
+pub(super) struct Admission {
+    access: Arc<AccessRules>,
+    peers: Arc<Peers>,
+    failures: Arc<RareWarning>,
+}
+
+impl Admission {
+    pub(super) fn new(access: Arc<AccessRules>) -> Self {
+        Self {
+            access,
+            peers: Arc::default(),
+            failures: Arc::default(),
+        }
+    }
+
+    /// A place for a connection. Without one it is to be closed at once, so that whoever comes next need not wait behind it.
+    fn admit(&self, visitor: Visitor) -> Option<Arc<Peer>> {
+        let peer = self.peers.take(visitor);
+        if peer.is_none() {
+            let reason = "all places of connections have calls under way";
+            self.failures.tell(NOT_ACCEPTED, &reason);
+        }
+        peer
+    }
+
+    /// Says that a connection could not be accepted, and rests.
+    async fn failed(&self, error: &io::Error) {
+        self.failures.tell(NOT_ACCEPTED, error);
+        sleep(ACCEPT_PAUSE).await;
+    }
+}
+
+/// Accepted connections of gRPC.
 pub(super) fn connections(
     listeners: Listeners,
-    access: Arc<AccessRules>,
+    admission: Admission,
 ) -> impl Stream<Item = io::Result<Connection>> {
     let acceptor = Acceptor {
-        listeners,
-        access,
-        peers: Arc::default(),
-        handshakes: Handshakes::default(),
-        failures: RareWarning::default(),
+        unix: listeners.unix,
+        replacements: listeners.replacements,
+        door: listeners.port.map(|port| Door::new(port, &admission)),
+        admission,
     };
     stream::unfold(acceptor, |mut acceptor| async {
         let connection = acceptor.next().await;
@@ -115,11 +158,10 @@ pub(super) fn connections(
 }
 
 struct Acceptor {
-    listeners: Listeners,
-    access: Arc<AccessRules>,
-    peers: Arc<Peers>,
-    handshakes: Handshakes,
-    failures: RareWarning,
+    unix: UnixListener,
+    replacements: mpsc::Receiver<UnixListener>,
+    door: Option<Door>,
+    admission: Admission,
 }
 
 impl Acceptor {
@@ -128,32 +170,33 @@ impl Acceptor {
         loop {
             match self.accept().await {
                 Ok((wire, visitor)) => {
-                    // Without a place it is closed at once, so that whoever comes next need not wait behind it.
-                    if let Some(peer) = self.peers.take(visitor) {
+                    if let Some(peer) = self.admission.admit(visitor) {
                         return Connection::new(wire, peer);
                     }
-                    let reason = "all places of connections have calls under way";
-                    self.failures.tell(NOT_ACCEPTED, &reason);
                 }
-                Err(error) => {
-                    self.failures.tell(NOT_ACCEPTED, &error);
-                    sleep(ACCEPT_PAUSE).await;
-                }
+                Err(error) => self.admission.failed(&error).await,
             }
         }
     }
 
-    /// The next connection, and whose it is. Those of TLS come when their handshakes are done.
+    /// The next connection, and whose it is.
     async fn accept(&mut self) -> io::Result<(Wire, Visitor)> {
         let Self {
-            listeners,
-            access,
-            handshakes,
-            ..
+            unix,
+            replacements,
+            door,
+            admission,
         } = self;
+        let through_door = async {
+            match door {
+                Some(door) => door.accept().await,
+                None => std::future::pending().await,
+            }
+        };
+        let mut through_door = std::pin::pin!(through_door);
         loop {
             tokio::select! {
-                accepted = listeners.unix.accept() => {
+                accepted = unix.accept() => {
                     let (stream, _) = accepted?;
                     let peer = stream.peer_cred()?;
                     let user = User::Unix { uid: peer.uid() };
@@ -162,18 +205,54 @@ impl Acceptor {
                     groups.push(peer.gid());
                     let visitor = Visitor {
                         user,
-                        role: access.role(user, &groups),
+                        role: admission.access.role(user, &groups),
                         needs_local_name: false,
                     };
                     return Ok((Wire::Unix(stream), visitor));
                 }
-                accepted = accept_port(&listeners.ports) => {
-                    let (port, stream, from) = accepted?;
+                accepted = &mut through_door => return accepted,
+                Some(replacement) = replacements.recv() => *unix = replacement,
+            }
+        }
+    }
+}
+
+/// A port, with the handshakes that are under way there.
+struct Door {
+    port: Port,
+    access: Arc<AccessRules>,
+    handshakes: Handshakes,
+}
+
+impl Door {
+    fn new(port: Port, admission: &Admission) -> Self {
+        Self {
+            port,
+            access: admission.access.clone(),
+            handshakes: Handshakes::default(),
+        }
+    }
+
+    /// The next connection, and whose it is. Those of TLS come when their handshakes are done. Nothing is lost when this is
+    /// dropped.
+    async fn accept(&mut self) -> io::Result<(Wire, Visitor)> {
+        let Self {
+            port,
+            access,
+            handshakes,
+        } = self;
+        loop {
+            tokio::select! {
+                accepted = port.listener.accept() => {
+                    let (stream, from) = accepted?;
                     // A pass's event is small: Nagle's algorithm would hold it back for the next one.
                     stream.set_nodelay(true)?;
                     let user = port.stranger();
                     match &port.tls {
-                        Some(tls) => handshakes.begin(stream, from.ip(), tls.server(), user),
+                        Some(tls) => {
+                            let server = tls.server(port.protocol);
+                            handshakes.begin(stream, from.ip(), server, user);
+                        }
                         None => {
                             let visitor = Visitor {
                                 user,
@@ -196,23 +275,9 @@ impl Acceptor {
                     };
                     return Ok((Wire::Tls(stream), visitor));
                 }
-                Some(replacement) = listeners.replacements.recv() => listeners.unix = replacement,
             }
         }
     }
-}
-
-/// The next connection of a port, and where it comes from. Never, where there is none.
-async fn accept_port(ports: &[Port]) -> io::Result<(&Port, TcpStream, SocketAddr)> {
-    poll_fn(|cx| {
-        for port in ports {
-            if let Poll::Ready(accepted) = port.listener.poll_accept(cx) {
-                return Poll::Ready(accepted.map(|(stream, from)| (port, stream, from)));
-            }
-        }
-        Poll::Pending
-    })
-    .await
 }
 
 /// A connection that gives its place back when it ends.

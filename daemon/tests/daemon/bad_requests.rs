@@ -160,6 +160,7 @@ async fn a_crowd_of_empty_messages_is_answered_soon() {
             let empty = v1::ChatMessage {
                 role: v1::ChatRole::User.into(),
                 content: String::new(),
+                ..Default::default()
             };
             chat.messages.splice(0..0, vec![empty; count - 1]);
         }

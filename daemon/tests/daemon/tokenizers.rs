@@ -15,7 +15,7 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use sluice_tokenizer::{
-    LimitReached, Patience, Tokenizer, TokenizerError, TokenizerFiles,
+    Conversation, LimitReached, Patience, Tokenizer, TokenizerError, TokenizerFiles,
     limits::TEMPLATE_EXPRESSION_TOKENS_MAX,
 };
 use testkit::PATIENCE;
@@ -82,7 +82,7 @@ fn another_process_gives_the_same_ids() {
         assert_eq!(spans, here.encode_with_spans(text).unwrap());
         let turns = [("system", "Be kind."), ("user", text)];
         assert_eq!(
-            session.encode_chat(&turns).unwrap(),
+            session.encode_chat(Conversation::of(&turns)).unwrap(),
             here.encode_chat(&turns).unwrap()
         );
     }
@@ -242,7 +242,12 @@ fn who_leaves_is_not_waited_for_and_leaves_no_process() {
     let gone = Arc::new(AtomicBool::new(false));
     let patience = Patience::new(Duration::from_secs(60), gone.clone());
     thread::scope(|scope| {
-        let waiting = scope.spawn(|| tokenizer.session(&patience).unwrap().encode_chat(&[]));
+        let waiting = scope.spawn(|| {
+            tokenizer
+                .session(&patience)
+                .unwrap()
+                .encode_chat(Conversation::default())
+        });
         thread::sleep(Duration::from_millis(100));
         gone.store(true, Ordering::Relaxed);
         let error = waiting.join().unwrap().unwrap_err();

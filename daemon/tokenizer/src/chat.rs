@@ -15,6 +15,7 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind};
 use serde::Serialize;
 
 use super::config::{TEMPLATE_FILE, TokenizerConfig};
+use super::conversation::TemplateInput;
 use super::error::{TokenizerError, bounded};
 use super::expression_size;
 use super::limits::{RENDERED_BYTES_MAX, TEMPLATE_BYTES_MAX, TEMPLATE_STACK_BYTES};
@@ -42,6 +43,16 @@ pub(super) struct ChatTemplate {
     environment: Environment<'static>,
     tokens: Vec<(&'static str, String)>,
     file: &'static str,
+    takes_tools: bool,
+}
+
+/// What a chat template can be used for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct TemplateUses {
+    /// Whether it is the checkpoint's, or its family's.
+    pub(super) is_own: bool,
+    /// Whether it has a place for functions that the model may call.
+    pub(super) takes_tools: bool,
 }
 
 impl ChatTemplate {
@@ -75,7 +86,7 @@ impl ChatTemplate {
                 source.len()
             )));
         }
-        let environment = parse(source).map_err(fail)?;
+        let (environment, takes_tools) = parse(source).map_err(fail)?;
 
         // A special token that the configuration does not name is LLaDA's if the vocabulary has it: the built-in
         // template needs both.
@@ -93,29 +104,29 @@ impl ChatTemplate {
             environment,
             tokens,
             file,
+            takes_tools,
         })
     }
 
-    /// Whether it is the checkpoint's, or its family's.
-    pub(super) fn is_own(&self) -> bool {
-        self.file != BUILT_IN
+    pub(super) fn uses(&self) -> TemplateUses {
+        TemplateUses {
+            is_own: self.file != BUILT_IN,
+            takes_tools: self.takes_tools,
+        }
     }
 
-    /// (role, content) turns as text, ready for the model's answer.
-    pub(super) fn render<'a>(
-        &self,
-        turns: impl Iterator<Item = (&'a str, &'a str)>,
-    ) -> Result<String, TokenizerError> {
-        let messages: Vec<Value> = turns
-            .map(|(role, content)| Value::from_pairs([("role", role), ("content", content)]))
-            .collect();
-        let fuel = INSTRUCTIONS_MAX + INSTRUCTIONS_PER_TURN_MAX * messages.len() as u64;
+    /// A conversation as text, ready for the model's answer.
+    pub(super) fn render(&self, input: TemplateInput) -> Result<String, TokenizerError> {
+        let TemplateInput { messages, tools } = input;
+        // A template loops over its messages, and over the functions.
+        let loops = messages.len() + tools.len().unwrap_or(0);
+        let fuel = INSTRUCTIONS_MAX + INSTRUCTIONS_PER_TURN_MAX * loops as u64;
 
         let mut variables = vec![
             ("messages", Value::from(messages)),
             ("add_generation_prompt", Value::from(true)),
             // Hugging Face always passes these two, and templates test them for `none`.
-            ("tools", Value::from(())),
+            ("tools", tools),
             ("documents", Value::from(())),
         ];
         for (key, token) in &self.tokens {
@@ -143,10 +154,10 @@ impl ChatTemplate {
 
 const NAME: &str = "chat";
 
-/// The template's environment, parsed on a stack that is deep enough for [`TEMPLATE_EXPRESSION_TOKENS_MAX`].
+/// The template's environment, and whether it has a place for functions; parsed on a stack that is deep enough for [`TEMPLATE_EXPRESSION_TOKENS_MAX`].
 ///
 /// [`TEMPLATE_EXPRESSION_TOKENS_MAX`]: super::limits::TEMPLATE_EXPRESSION_TOKENS_MAX
-fn parse(source: &str) -> Result<Environment<'static>, String> {
+fn parse(source: &str) -> Result<(Environment<'static>, bool), String> {
     let source = source.to_owned();
     let thread = std::thread::Builder::new().stack_size(TEMPLATE_STACK_BYTES);
     let parsing = thread.spawn(|| environment(source)).map_err(bounded)?;
@@ -156,7 +167,7 @@ fn parse(source: &str) -> Result<Environment<'static>, String> {
         .map_err(bounded)
 }
 
-fn environment(source: String) -> Result<Environment<'static>, Error> {
+fn environment(source: String) -> Result<(Environment<'static>, bool), Error> {
     let mut environment = Environment::new();
     let syntax = SyntaxConfig::builder()
         .trim_blocks(true)
@@ -180,7 +191,8 @@ fn environment(source: String) -> Result<Environment<'static>, Error> {
     // In the place of minijinja's own, which escapes for HTML.
     environment.add_filter("tojson", tojson);
     environment.add_template_owned(NAME, source)?;
-    Ok(environment)
+    let variables = environment.get_template(NAME)?.undeclared_variables(false);
+    Ok((environment, variables.contains("tools")))
 }
 
 /// `json.dumps` as Hugging Face calls it: nothing escaped for HTML, a space after `,` and `:`.

@@ -14,6 +14,7 @@ use super::{
     chat::ChatTemplate,
     config::TokenizerConfig,
     control::{self, ControlTokens},
+    conversation::{Conversation, TemplateInput},
     error::TokenizerError,
     pieces::TokenPieces,
     vocabulary::Vocabulary,
@@ -55,7 +56,7 @@ impl TextCoder {
             pieces,
             coder.control_tokens.strings(),
             coder.bos_tokens()?,
-            coder.template.is_own(),
+            coder.template.uses(),
         );
         Ok((coder, vocabulary))
     }
@@ -104,26 +105,18 @@ impl TextCoder {
         self.tokenize(text, &self.control_tokens.breaks(text))
     }
 
-    /// Renders (role, content) turns through the template, ready for an answer. Roles and contents stay plain text.
-    pub(super) fn encode_chat(&self, turns: &[(&str, &str)]) -> Result<Vec<u32>, TokenizerError> {
-        let texts = turns.iter().flat_map(|&(role, content)| [role, content]);
+    /// Renders a conversation through the template, ready for an answer. All of its texts stay plain text.
+    pub(super) fn encode_chat(&self, chat: &Conversation) -> Result<Vec<u32>, TokenizerError> {
+        let input = TemplateInput::of(chat).map_err(TokenizerError::encode)?;
         // With all 32 marks in use, U+FDD0, which no text needs, is removed from the texts.
-        let mark = control::free_mark(texts);
+        let mark = control::free_mark(|mark| input.has_char(mark));
         let mark_text = |text: &str| match mark {
             Some(mark) => self.control_tokens.mark(text, mark),
             None => self
                 .control_tokens
                 .mark(&text.replace(LAST_RESORT, ""), LAST_RESORT),
         };
-        let marked: Vec<(String, String)> = turns
-            .iter()
-            .map(|&(role, content)| (mark_text(role), mark_text(content)))
-            .collect();
-
-        let turns = marked
-            .iter()
-            .map(|(role, content)| (role.as_str(), content.as_str()));
-        let rendered = self.template.render(turns)?;
+        let rendered = self.template.render(input.with_texts(&mark_text))?;
         let (text, breaks) = control::unmark(&rendered, mark.unwrap_or(LAST_RESORT));
         let tokens = self.tokenize(&text, &breaks)?;
         Ok(tokens.into_iter().map(|(id, _)| id).collect())

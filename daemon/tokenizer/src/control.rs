@@ -117,9 +117,9 @@ impl ControlTokens {
     }
 }
 
-/// One of the 32 characters that Unicode reserves as noncharacters, and that none of `texts` contains.
-pub(super) fn free_mark<'a>(texts: impl Iterator<Item = &'a str> + Clone) -> Option<char> {
-    ('\u{FDD0}'..='\u{FDEF}').find(|&mark| !texts.clone().any(|text| text.contains(mark)))
+/// One of the 32 characters that Unicode reserves as noncharacters, and that is not in use.
+pub(super) fn free_mark(is_in_use: impl Fn(char) -> bool) -> Option<char> {
+    ('\u{FDD0}'..='\u{FDEF}').find(|&mark| !is_in_use(mark))
 }
 
 /// Takes the marks out again: the text, and where they stood.

@@ -13,6 +13,7 @@ mod clock;
 mod coder;
 mod config;
 mod control;
+mod conversation;
 mod error;
 mod expression_size;
 pub mod limits;
@@ -25,6 +26,7 @@ mod world;
 use std::{ops::Range, path::Path};
 
 use coder::{IdWithOffsets, TextCoder};
+pub use conversation::{Conversation, ConversationMessage};
 pub use error::{LimitReached, TokenizerError};
 pub use patience::Patience;
 use process::{TextProcess, client::ProcessSession};
@@ -128,14 +130,20 @@ impl Tokenizer {
         self.session(&Patience::default())?.encode_with_spans(text)
     }
 
-    /// [`TokenizerSession::encode_chat`] in a session of its own.
+    /// [`TokenizerSession::encode_chat`] of (role, content) turns, in a session of its own.
     pub fn encode_chat(&self, turns: &[(&str, &str)]) -> Result<Vec<u32>, TokenizerError> {
-        self.session(&Patience::default())?.encode_chat(turns)
+        self.session(&Patience::default())?
+            .encode_chat(Conversation::of(turns))
     }
 
     /// Whether the checkpoint has a chat template of its own.
     pub fn has_chat_template(&self) -> bool {
-        self.vocabulary.has_own_template
+        self.vocabulary.template.is_own
+    }
+
+    /// Whether the chat template has a place for functions that the model may call.
+    pub fn takes_tools(&self) -> bool {
+        self.vocabulary.template.takes_tools
     }
 
     /// Ids that the tokenizer puts before every text, such as the token for its beginning.
@@ -228,12 +236,12 @@ impl TokenizerSession<'_> {
         Ok(spans.collect())
     }
 
-    /// Renders (role, content) turns through the checkpoint's template (RWKV's or LLaDA's own if it
-    /// has none), ready for an answer. Roles and contents stay plain text.
-    pub fn encode_chat(&mut self, turns: &[(&str, &str)]) -> Result<Vec<u32>, TokenizerError> {
+    /// Renders a conversation through the checkpoint's template (RWKV's or LLaDA's own if it has none), ready for an answer. All
+    /// of its texts stay plain text.
+    pub fn encode_chat(&mut self, chat: Conversation) -> Result<Vec<u32>, TokenizerError> {
         match &mut self.place {
-            SessionPlace::Here(coder) => coder.encode_chat(turns),
-            SessionPlace::Apart(session) => session.encode_chat(turns),
+            SessionPlace::Here(coder) => coder.encode_chat(&chat),
+            SessionPlace::Apart(session) => session.encode_chat(chat),
         }
     }
 }

@@ -1,5 +1,7 @@
 //! A byte-level tokenizer trained on the spot, with LLaDA's control tokens on top.
 
+mod tools;
+
 use std::sync::LazyLock;
 
 use proptest::prelude::*;

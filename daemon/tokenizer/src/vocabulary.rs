@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::pieces::TokenPieces;
+use super::{chat::TemplateUses, pieces::TokenPieces};
 
 /// The tables of a vocabulary. They are all that a process keeps whose tokenizer runs in another.
 pub(super) struct Vocabulary {
@@ -11,8 +11,7 @@ pub(super) struct Vocabulary {
     pub(super) control: HashMap<u32, String>,
     /// Ids that stand before every text.
     pub(super) bos: Vec<u32>,
-    /// Whether the chat template is the checkpoint's, or its family's.
-    pub(super) has_own_template: bool,
+    pub(super) template: TemplateUses,
     longest_piece: usize,
 }
 
@@ -21,7 +20,7 @@ impl Vocabulary {
         pieces: TokenPieces,
         control: &HashMap<u32, String>,
         bos: Vec<u32>,
-        has_own_template: bool,
+        template: TemplateUses,
     ) -> Self {
         let longest_piece = (0..pieces.len())
             .map(|id| pieces.get(id as u32).len())
@@ -31,7 +30,7 @@ impl Vocabulary {
             pieces,
             control: control.clone(),
             bos,
-            has_own_template,
+            template,
         }
     }
 

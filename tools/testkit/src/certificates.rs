@@ -122,7 +122,11 @@ fn pem(label: &str, bytes: &[u8]) -> String {
             let bits = u32::from_be_bytes([0, first, second, third]);
             for digit in 0..4 {
                 let index = (bits >> (18 - 6 * digit)) as usize & 63;
-                text.push(if digit > three.len() { '=' } else { DIGITS[index].into() });
+                text.push(if digit > three.len() {
+                    '='
+                } else {
+                    DIGITS[index].into()
+                });
             }
         }
         text.push('\n');

@@ -144,6 +144,7 @@ fn inputs(arguments: &Bench) -> Result<Vec<Input>, Failure> {
         true => Input::RawText(text.to_owned()),
         false => Input::Chat(Chat {
             messages: vec![message(ChatRole::User, text)],
+            ..Default::default()
         }),
     };
     if arguments.prompts.is_none() {

@@ -149,7 +149,10 @@ impl Talk {
     fn request(&self, asked: &PendingPrompt) -> GenerateRequest {
         let messages = self.conversation.messages(asked);
         let mut request = GenerateRequest {
-            input: Some(Prompt::Chat(v1::Chat { messages })),
+            input: Some(Prompt::Chat(v1::Chat {
+                messages,
+                ..Default::default()
+            })),
             ..Default::default()
         };
         self.choices.apply(&mut request);

@@ -29,6 +29,7 @@ pub(super) fn request(arguments: &Generate) -> Result<GenerateRequest, Failure> 
                     let messages = system.into_iter().chain([message(ChatRole::User, &text)]);
                     Input::Chat(Chat {
                         messages: messages.collect(),
+                        ..Default::default()
                     })
                 },
             )

@@ -63,6 +63,7 @@ pub(super) async fn run(
             let mut request = GenerateRequest {
                 input: Some(Input::Chat(v1::Chat {
                     messages: messages.collect(),
+                    ..Default::default()
                 })),
                 ..Default::default()
             };

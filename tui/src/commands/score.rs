@@ -78,6 +78,7 @@ fn request(arguments: Score) -> Result<ScoreRequest, Failure> {
         None if arguments.raw => Prompt::RawText(next()?),
         None => Prompt::Chat(Chat {
             messages: vec![message(ChatRole::User, &next()?)],
+            ..Default::default()
         }),
     };
     let answer = match arguments.answer_tokens {

@@ -499,12 +499,16 @@ fn message(role: ChatRole, content: &str) -> ChatMessage {
     ChatMessage {
         role: role.into(),
         content: content.to_owned(),
+        ..Default::default()
     }
 }
 
 fn of_chat(messages: Vec<ChatMessage>) -> GenerateRequest {
     GenerateRequest {
-        input: Some(Input::Chat(v1::Chat { messages })),
+        input: Some(Input::Chat(v1::Chat {
+            messages,
+            ..Default::default()
+        })),
         ..Default::default()
     }
 }

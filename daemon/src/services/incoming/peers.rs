@@ -226,7 +226,7 @@ impl Peer {
     }
 
     /// So many bytes went out.
-    pub(super) fn sent(&self, bytes: usize) {
+    pub(in crate::services) fn sent(&self, bytes: usize) {
         self.touch();
         // Frames' heads go out, too, which nobody counted.
         let left = |held: usize| Some(held.saturating_sub(bytes));

@@ -288,10 +288,12 @@ pub(crate) fn chat(question: &str) -> v1::GenerateRequest {
     let message = v1::ChatMessage {
         role: v1::ChatRole::User.into(),
         content: question.to_owned(),
+        ..Default::default()
     };
     v1::GenerateRequest {
         input: Some(v1::generate_request::Input::Chat(v1::Chat {
             messages: vec![message],
+            ..Default::default()
         })),
         length: Some(32),
         ..Default::default()

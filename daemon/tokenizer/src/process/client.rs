@@ -37,6 +37,7 @@ use super::{
 use crate::{
     Patience, TokenizerFiles,
     coder::IdWithOffsets,
+    conversation::Conversation,
     error::{LimitReached, TokenizerError},
     limits::PARSE_WAIT_MAX,
     vocabulary::Vocabulary,
@@ -263,14 +264,8 @@ impl ProcessSession {
         read_tokens(&answer).map_err(process_error)
     }
 
-    pub(crate) fn encode_chat(
-        &mut self,
-        turns: &[(&str, &str)],
-    ) -> Result<Vec<u32>, TokenizerError> {
-        let turns = turns
-            .iter()
-            .map(|&(role, content)| (role.to_owned(), content.to_owned()));
-        let answer = self.ask(&Question::EncodeChat(turns.collect()))?;
+    pub(crate) fn encode_chat(&mut self, chat: Conversation) -> Result<Vec<u32>, TokenizerError> {
+        let answer = self.ask(&Question::EncodeChat(chat))?;
         read_ids(&answer).map_err(process_error)
     }
 

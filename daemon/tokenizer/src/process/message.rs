@@ -8,8 +8,9 @@ use std::{
 use super::frame::{Frame, Reading, receive};
 use crate::{
     TokenizerFiles,
-    chat::SOURCES,
+    chat::{SOURCES, TemplateUses},
     coder::IdWithOffsets,
+    conversation::{Conversation, ConversationMessage},
     error::{LimitReached, TokenizerError},
     pieces::TokenPieces,
     vocabulary::Vocabulary,
@@ -22,7 +23,7 @@ const FRAME_BYTES_MAX: usize = 1 << 30;
 pub(super) enum Question {
     Encode(String),
     EncodeWithOffsets(String),
-    EncodeChat(Vec<(String, String)>),
+    EncodeChat(Conversation),
 }
 
 /// The answer to a question.
@@ -76,7 +77,11 @@ pub(super) fn send_vocabulary(vocabulary: &Vocabulary, to: impl Write) -> io::Re
         frame.number(id as usize).bytes(string.as_bytes());
     }
     frame.ids(&vocabulary.bos);
-    frame.number(usize::from(vocabulary.has_own_template));
+    let TemplateUses {
+        is_own,
+        takes_tools,
+    } = vocabulary.template;
+    frame.number(is_own.into()).number(takes_tools.into());
     frame.send(to)
 }
 
@@ -96,8 +101,11 @@ pub(super) fn receive_vocabulary(
         control.insert(reading.number()? as u32, reading.text()?.to_owned());
     }
     let bos = reading.ids()?;
-    let has_own_template = reading.number()? == 1;
-    Ok(Ok(Vocabulary::new(pieces, &control, bos, has_own_template)))
+    let template = TemplateUses {
+        is_own: reading.number()? == 1,
+        takes_tools: reading.number()? == 1,
+    };
+    Ok(Ok(Vocabulary::new(pieces, &control, bos, template)))
 }
 
 pub(super) fn send_question(question: &Question, to: impl Write) -> io::Result<()> {
@@ -110,10 +118,15 @@ pub(super) fn send_question(question: &Question, to: impl Write) -> io::Result<(
         Question::Encode(text) | Question::EncodeWithOffsets(text) => {
             frame.bytes(text.as_bytes());
         }
-        Question::EncodeChat(turns) => {
-            frame.number(turns.len());
-            for (role, content) in turns {
-                frame.bytes(role.as_bytes()).bytes(content.as_bytes());
+        Question::EncodeChat(chat) => {
+            // No JSON is empty, so that stands for none.
+            let optional = |json: &Option<String>| json.clone().unwrap_or_default();
+            frame.bytes(optional(&chat.tools).as_bytes());
+            frame.number(chat.messages.len());
+            for message in &chat.messages {
+                frame.bytes(message.role.as_bytes());
+                frame.bytes(message.content.as_bytes());
+                frame.bytes(optional(&message.more).as_bytes());
             }
         }
     }
@@ -130,9 +143,17 @@ pub(super) fn receive_question(from: impl Read) -> io::Result<Option<Question>> 
         0 => Question::Encode(reading.text()?.to_owned()),
         1 => Question::EncodeWithOffsets(reading.text()?.to_owned()),
         2 => {
-            let turns = (0..reading.number()?)
-                .map(|_| Ok((reading.text()?.to_owned(), reading.text()?.to_owned())));
-            Question::EncodeChat(turns.collect::<io::Result<_>>()?)
+            let optional = |json: &str| (!json.is_empty()).then(|| json.to_owned());
+            let tools = optional(reading.text()?);
+            let messages = (0..reading.number()?).map(|_| {
+                Ok(ConversationMessage {
+                    role: reading.text()?.to_owned(),
+                    content: reading.text()?.to_owned(),
+                    more: optional(reading.text()?),
+                })
+            });
+            let messages = messages.collect::<io::Result<_>>()?;
+            Question::EncodeChat(Conversation { messages, tools })
         }
         _ => return Err(io::ErrorKind::InvalidData.into()),
     };

@@ -183,14 +183,7 @@ fn work(session: &UnixStream, coder: &TextCoder) -> io::Result<Infallible> {
             Question::EncodeWithOffsets(text) => {
                 coder.encode_with_offsets(&text).map(Answer::Tokens)
             }
-            Question::EncodeChat(turns) => {
-                let turns = turns
-                    .iter()
-                    .map(|(role, content)| (role.as_str(), content.as_str()));
-                coder
-                    .encode_chat(&turns.collect::<Vec<_>>())
-                    .map(Answer::Ids)
-            }
+            Question::EncodeChat(chat) => coder.encode_chat(&chat).map(Answer::Ids),
         };
         match answer {
             Ok(answer) => send_answer(&answer, session)?,

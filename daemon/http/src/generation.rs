@@ -1,0 +1,217 @@
+//! Running a generation: events become text that can't change any more, and facts at the beginning and the end.
+
+use std::time::Duration;
+
+use sluice_proto::v1::{self, generation_event::Event};
+use tonic::Streaming;
+
+use crate::{failure::Failure, logprobs::TokenQueue, services::Services};
+
+/// Metadata by which a call says what becomes of it where the queue is full (generation_service.proto).
+const WHEN_FULL: &str = "sluice-when-full";
+
+/// What is put in between two texts, where nobody says how much: OpenAI's own default of completions.
+pub(crate) const INFILL_TOKENS_DEFAULT: u32 = 16;
+
+/// What goes beside a request's message.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct CallTerms {
+    /// Time for the whole request.
+    pub(crate) timeout: Option<Duration>,
+    /// Whether it is refused where the queue is full, rather than waiting.
+    pub(crate) is_impatient: bool,
+}
+
+/// A generation that was admitted. Dropping it cancels it.
+#[derive(Debug)]
+pub(crate) struct Generation {
+    events: Streaming<v1::GenerateResponse>,
+    /// The operation's id.
+    pub(crate) id: u64,
+    /// Text that was handed on.
+    text: String,
+    tokens: TokenQueue,
+    infill: Option<Infill>,
+    /// Those of the canvas.
+    positions: u32,
+}
+
+/// The texts on both sides of one that is put in between. The daemon's text has them, too.
+#[derive(Debug, Clone)]
+pub(crate) struct Infill {
+    pub(crate) before: String,
+    pub(crate) after: String,
+}
+
+impl Infill {
+    /// What the daemon is asked for: masks between the two.
+    pub(crate) fn edit(&self, masks: u32) -> v1::TextEdit {
+        let at = self.before.len() as u32;
+        v1::TextEdit {
+            text: format!("{}{}", self.before, self.after),
+            span_start_bytes: at,
+            span_end_bytes: at,
+            span_tokens: Some(masks),
+            ..Default::default()
+        }
+    }
+
+    /// Whether the masks are between the two: where a token reaches over the border, all of it is masked.
+    fn is_kept(&self, started: &v1::GenerationStarted) -> bool {
+        let fixed = (started.pinned.iter().enumerate())
+            .take_while(|(at, token)| token.position as usize == *at)
+            .flat_map(|(_, token)| &token.piece);
+        fixed.eq(self.before.as_bytes())
+    }
+}
+
+/// What happens in a generation, as far as an answer shows it.
+#[derive(Debug)]
+pub(crate) enum Progress {
+    /// The first pass is about to run.
+    Started(Box<v1::GenerationStarted>),
+    /// A picture of the open block, and what is new of the text that stays.
+    Picture(Box<v1::GenerationPass>, Piece),
+    /// Nothing follows. With the rest of the text.
+    Done(Box<v1::GenerationDone>, Piece),
+}
+
+/// More text, which stays as it is.
+#[derive(Debug, Default)]
+pub(crate) struct Piece {
+    pub(crate) text: String,
+    /// Its tokens, where their log-probabilities were asked for. A token of which the text has only a part comes with the next piece.
+    pub(crate) tokens: Vec<v1::CanvasToken>,
+}
+
+impl Piece {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.text.is_empty() && self.tokens.is_empty()
+    }
+
+    /// With the piece that follows it.
+    pub(crate) fn join(&mut self, next: Self) {
+        self.text += &next.text;
+        self.tokens.extend(next.tokens);
+    }
+}
+
+impl Generation {
+    /// Asks for it. Returns once it runs or waits in a queue.
+    ///
+    /// # Errors
+    /// When it is refused.
+    pub(crate) async fn begin(
+        services: &Services,
+        message: v1::GenerateRequest,
+        terms: CallTerms,
+        infill: Option<Infill>,
+    ) -> Result<Self, Failure> {
+        let mut call = tonic::Request::new(message);
+        if let Some(timeout) = terms.timeout {
+            call.set_timeout(timeout);
+        }
+        if terms.is_impatient {
+            let refuse = tonic::metadata::MetadataValue::from_static("refuse");
+            call.metadata_mut().insert(WHEN_FULL, refuse);
+        }
+        let answer = services.generation().generate(call).await;
+        let mut events = match (answer, &infill) {
+            (Ok(answer), _) => answer.into_inner(),
+            (Err(refused), None) => return Err(refused.into()),
+            // To the engine, the texts on both sides are pins.
+            (Err(refused), Some(_)) => {
+                let is_side = |field: &str| field == "diffusion.pins";
+                let name = |field: &str| is_side(field).then(|| "suffix".to_owned());
+                return Err(Failure::from(refused).renamed(name));
+            }
+        };
+        match event(&mut events).await? {
+            Event::Queued(queued) => Ok(Self {
+                events,
+                id: queued.request_id,
+                text: String::new(),
+                tokens: TokenQueue::default(),
+                infill,
+                positions: 0,
+            }),
+            _ => Err(Failure::unexpected("a request did not begin in the queue")),
+        }
+    }
+
+    /// The next thing that an answer shows.
+    ///
+    /// # Errors
+    /// When the generation fails, or is cancelled by somebody else.
+    pub(crate) async fn next(&mut self) -> Result<Progress, Failure> {
+        loop {
+            match event(&mut self.events).await? {
+                Event::Started(started) => {
+                    if self
+                        .infill
+                        .as_ref()
+                        .is_some_and(|infill| !infill.is_kept(&started))
+                    {
+                        let problem = "a token reaches from the prompt's end into the suffix; cut the text elsewhere, such as before a space";
+                        return Err(Failure::field("suffix", problem));
+                    }
+                    self.positions = started.length;
+                    return Ok(Progress::Started(Box::new(started)));
+                }
+                Event::PassDone(pass) => {
+                    // Up to the first mask, so it ends between the two texts as long as there is one.
+                    let is_between = pass.committed_positions < self.positions;
+                    self.tokens.add(&pass.tokens);
+                    let text = match (&self.infill, is_between) {
+                        (Some(_), false) => String::new(),
+                        (None, _) | (Some(_), true) => {
+                            self.more(&String::from_utf8_lossy(&pass.stable_text))?
+                        }
+                    };
+                    let tokens = self.tokens.take(self.text.len());
+                    return Ok(Progress::Picture(Box::new(pass), Piece { text, tokens }));
+                }
+                Event::Done(done) => {
+                    if done.finish_reason() == v1::FinishReason::Cancelled {
+                        return Err(Failure::cancelled());
+                    }
+                    let mut text = done.text.as_deref().unwrap_or_default();
+                    if let Some(infill) = &self.infill {
+                        text = text.strip_suffix(&infill.after).ok_or_else(changed)?;
+                    }
+                    let text = self.more(text)?;
+                    let tokens = self.tokens.rest(done.text_tokens);
+                    return Ok(Progress::Done(Box::new(done), Piece { text, tokens }));
+                }
+                Event::BlockDone(block) => self.tokens.add(&block.tokens),
+                Event::Queued(_) | Event::Loading(_) | Event::Notice(_) | Event::Thought(_) => {}
+            }
+        }
+    }
+
+    /// What this text has more than the one that was handed on.
+    fn more(&mut self, text: &str) -> Result<String, Failure> {
+        let before = self.infill.as_ref().map_or("", |infill| &infill.before);
+        // While the first pictures come, not even all that is fixed may be shown.
+        if before.starts_with(text) {
+            return Ok(String::new());
+        }
+        let more = text
+            .strip_prefix(before)
+            .and_then(|text| text.strip_prefix(self.text.as_str()))
+            .ok_or_else(changed)?
+            .to_owned();
+        self.text.push_str(&more);
+        Ok(more)
+    }
+}
+
+fn changed() -> Failure {
+    Failure::unexpected("text changed that was to stay")
+}
+
+async fn event(events: &mut Streaming<v1::GenerateResponse>) -> Result<Event, Failure> {
+    let message = events.message().await?;
+    let event = message.and_then(|message| message.event?.event);
+    event.ok_or_else(|| Failure::unexpected("a request ended without its last event"))
+}

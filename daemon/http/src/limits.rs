@@ -1,0 +1,27 @@
+//! What a client may take over HTTP/1.1, by name. The rest is counted where its calls arrive. docs/limits.md lists these.
+
+use std::time::Duration;
+
+/// Bytes of a request's body: as much as a message of gRPC may have.
+pub const BODY_BYTES_MAX: usize = 4 << 20;
+/// Bytes of bodies on their way in or being read, of all connections together. Bodies below [`SMALL_BODY_BYTES`] are not counted.
+pub const BODIES_BYTES_MAX: usize = 64 << 20;
+/// Bytes of a body that are received without being counted.
+pub const SMALL_BODY_BYTES: usize = 8 << 10;
+/// Bytes of a request's line and headers, and of what is written ahead of a client that reads.
+pub const BUFFER_BYTES_MAX: usize = 16 << 10;
+/// Headers of a request.
+pub const HEADERS_MAX: usize = 64;
+/// Answers of one request: `n`, times its prompts.
+pub const CHOICES_MAX: usize = 16;
+
+/// Time for a request's line and headers, from their first byte.
+pub const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time for a whole body.
+pub const BODY_TIMEOUT: Duration = Duration::from_secs(20);
+/// Time without a request after which a connection is closed.
+pub const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(75);
+/// Time in which a client has to take something of what is written to it.
+pub const WRITE_TIMEOUT: Duration = Duration::from_secs(2 * 60);
+/// Time without an event after which a stream says that it is there still: proxies close silent ones.
+pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(15);

@@ -1,0 +1,9 @@
+//! Ollama's API, as a thin layer: chats, completions, and what there is to call.
+
+mod answer;
+pub(crate) mod chat;
+pub(crate) mod error;
+pub(crate) mod generate;
+pub(crate) mod models;
+pub(crate) mod options;
+mod time;

@@ -1,0 +1,188 @@
+//! Which request goes where, and what all answers have.
+
+use http_body::Body as HttpBody;
+use hyper::{
+    Method, Request, StatusCode,
+    header::{ALLOW, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE},
+    http::Extensions,
+};
+use percent_encoding::percent_decode_str;
+use tonic::codegen::Bytes;
+
+use crate::{
+    body,
+    failure::Failure,
+    health, ollama, openai, origins,
+    server::HttpFront,
+    services::Services,
+    streaming::{self, Answer},
+};
+
+/// What a path stands for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Place {
+    Root,
+    Health,
+    Chat,
+    Completions,
+    Models,
+    Model(String),
+    OllamaChat,
+    OllamaGenerate,
+    OllamaTags,
+    OllamaPs,
+    OllamaShow,
+    OllamaVersion,
+}
+
+impl Place {
+    fn of(path: &str) -> Option<Self> {
+        Some(match path {
+            "/" => Self::Root,
+            "/health" => Self::Health,
+            "/v1/chat/completions" => Self::Chat,
+            "/v1/completions" => Self::Completions,
+            "/v1/models" => Self::Models,
+            "/api/chat" => Self::OllamaChat,
+            "/api/generate" => Self::OllamaGenerate,
+            "/api/tags" => Self::OllamaTags,
+            "/api/ps" => Self::OllamaPs,
+            "/api/show" => Self::OllamaShow,
+            "/api/version" => Self::OllamaVersion,
+            path => {
+                // Names of models have slashes, which some clients encode.
+                let name = percent_decode_str(path.strip_prefix("/v1/models/")?);
+                Self::Model(name.decode_utf8().ok()?.into_owned())
+            }
+        })
+    }
+
+    fn method(&self) -> Method {
+        match self {
+            Self::Chat
+            | Self::Completions
+            | Self::OllamaChat
+            | Self::OllamaGenerate
+            | Self::OllamaShow => Method::POST,
+            Self::Root
+            | Self::Health
+            | Self::Models
+            | Self::Model(_)
+            | Self::OllamaTags
+            | Self::OllamaPs
+            | Self::OllamaVersion => Method::GET,
+        }
+    }
+}
+
+/// How errors are written.
+#[derive(Debug, Clone, Copy)]
+enum Dialect {
+    OpenAi,
+    Ollama,
+}
+
+impl Dialect {
+    fn of(path: &str) -> Self {
+        match path.starts_with("/api/") {
+            true => Self::Ollama,
+            false => Self::OpenAi,
+        }
+    }
+
+    /// The answer to a request that has failed.
+    fn failed(self, failure: Failure) -> Answer {
+        let (status, retry_after_s) = (failure.status, failure.retry_after_s);
+        let allowed = failure.allowed.clone();
+        let mut answer = match self {
+            Self::OpenAi => openai::error::answer(failure),
+            Self::Ollama => ollama::error::answer(failure),
+        };
+        let headers = answer.headers_mut();
+        if let Some(seconds) = retry_after_s {
+            headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if let Some(method) = allowed
+            && let Ok(method) = HeaderValue::from_str(method.as_str())
+        {
+            headers.insert(ALLOW, method);
+        }
+        if status == StatusCode::UNAUTHORIZED {
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        answer
+    }
+}
+
+/// Answers a request. Its own words for what is wrong are those of the API that was called.
+pub(crate) async fn answer<B>(
+    front: &HttpFront,
+    connection: &Extensions,
+    request: Request<B>,
+) -> Answer
+where
+    B: HttpBody<Data = Bytes> + Unpin,
+{
+    let dialect = Dialect::of(request.uri().path());
+    let origin = match origins::check(&front.options.origins, request.headers()) {
+        Ok(origin) => origin,
+        Err(refused) => return dialect.failed(refused),
+    };
+    let mut answer = match request.method() {
+        &Method::OPTIONS if origin.is_some() => {
+            let mut answer = Answer::default();
+            *answer.status_mut() = StatusCode::NO_CONTENT;
+            origins::allow_requests(answer.headers_mut());
+            answer
+        }
+        _ => (handle(front, connection, request).await)
+            .unwrap_or_else(|failure| dialect.failed(failure)),
+    };
+    if let Some(origin) = origin {
+        origins::allow(origin, answer.headers_mut());
+    }
+    answer
+}
+
+async fn handle<B>(
+    front: &HttpFront,
+    connection: &Extensions,
+    request: Request<B>,
+) -> Result<Answer, Failure>
+where
+    B: HttpBody<Data = Bytes> + Unpin,
+{
+    let Some(place) = Place::of(request.uri().path()) else {
+        let message = "there is nothing at this path; docs/http.md lists what there is";
+        return Err(Failure::new(StatusCode::NOT_FOUND, "unknown_path", message));
+    };
+    let method = place.method();
+    // The HTTP library leaves its body out.
+    let is_head = request.method() == Method::HEAD && method == Method::GET;
+    if *request.method() != method && !is_head {
+        let message = format!("this path takes {method}");
+        let status = StatusCode::METHOD_NOT_ALLOWED;
+        return Err(Failure {
+            allowed: Some(method),
+            ..Failure::new(status, "method_not_allowed", message)
+        });
+    }
+    let has_tokens = front.options.has_tokens;
+    let services = Services::new(&front.services, connection, request.headers(), has_tokens);
+    let body = body::read(request.into_body(), &front.bodies).await?;
+    match place {
+        // Ollama's clients look here whether anybody is there.
+        Place::Root => Ok(streaming::text("sluiced is running\n")),
+        Place::Health => health::answer(&services).await,
+        Place::Chat => openai::chat::answer(&services, body).await,
+        Place::Completions => openai::completions::answer(&services, body).await,
+        Place::Models => openai::models::list(&services).await,
+        Place::Model(name) => openai::models::find(&services, &name).await,
+        Place::OllamaChat => ollama::chat::answer(&services, body).await,
+        Place::OllamaGenerate => ollama::generate::answer(&services, body).await,
+        Place::OllamaTags => ollama::models::tags(&services).await,
+        Place::OllamaPs => ollama::models::ps(&services).await,
+        Place::OllamaShow => ollama::models::show(&services, body).await,
+        Place::OllamaVersion => ollama::models::version(&services).await,
+    }
+}

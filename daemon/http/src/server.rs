@@ -1,0 +1,110 @@
+//! Connections of HTTP/1.1.
+
+use std::{convert::Infallible, sync::Arc};
+
+use hyper::{
+    Request,
+    body::Incoming,
+    header::{CONNECTION, HeaderValue, TRANSFER_ENCODING},
+    http::Extensions,
+    server::conn::http1,
+    service::service_fn,
+};
+use hyper_util::rt::TokioIo;
+use sluice_shared::origin::Origin;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tonic::{
+    body::Body,
+    codegen::http::{Request as GrpcRequest, Response},
+};
+use tower::{Service, util::BoxCloneSyncService};
+
+use crate::{
+    body::BodyAccount,
+    limits::{BUFFER_BYTES_MAX, HEADERS_MAX},
+    patience::{PatientStream, Usage},
+    routes,
+    services::GrpcServices,
+    streaming::Counted,
+};
+
+/// What the administrator decides.
+#[derive(Debug, Clone, Default)]
+pub struct HttpOptions {
+    /// Web pages that may call.
+    pub origins: Vec<Origin>,
+    /// Whether the daemon knows tokens. Where it knows none, the key that clients of OpenAI's API insist on means nothing, and
+    /// is not handed on.
+    pub has_tokens: bool,
+}
+
+/// Answers HTTP with the daemon's services. Clones share what they count.
+#[derive(Debug, Clone)]
+pub struct HttpFront {
+    pub(crate) services: GrpcServices,
+    pub(crate) options: Arc<HttpOptions>,
+    pub(crate) bodies: Arc<BodyAccount>,
+}
+
+impl HttpFront {
+    /// A front of these services, which are behind what counts calls and checks who makes them.
+    pub fn new<S>(services: S, options: HttpOptions) -> Self
+    where
+        S: Service<GrpcRequest<Body>, Response = Response<Body>, Error = Infallible>
+            + Clone
+            + Send
+            + Sync
+            + 'static,
+        S::Future: Send + 'static,
+    {
+        Self {
+            services: BoxCloneSyncService::new(services),
+            options: Arc::new(options),
+            bodies: Arc::default(),
+        }
+    }
+
+    /// Serves a connection to its end. `extensions` go with each call that is made for it. Once `closing` is done, the request
+    /// under way is the last one.
+    pub async fn serve<S>(
+        self,
+        stream: S,
+        extensions: Extensions,
+        closing: impl Future<Output = ()>,
+    ) where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let usage = Usage::new();
+        let stream = TokioIo::new(PatientStream::new(stream, usage.clone()));
+        let service = service_fn(move |request: Request<Incoming>| {
+            let (front, extensions) = (self.clone(), extensions.clone());
+            let under_way = usage.request();
+            async move {
+                let is_chunked = request.headers().contains_key(TRANSFER_ENCODING);
+                let mut answer = routes::answer(&front, &extensions, request).await;
+                if is_chunked {
+                    // A request that tells its length in two ways has lost one of them by now. A proxy before this may have
+                    // believed the other, and take what follows for another request.
+                    let close = HeaderValue::from_static("close");
+                    answer.headers_mut().insert(CONNECTION, close);
+                }
+                Ok::<_, Infallible>(answer.map(|body| Counted::new(body, under_way)))
+            }
+        });
+        let connection = http1::Builder::new()
+            .max_headers(HEADERS_MAX)
+            .max_buf_size(BUFFER_BYTES_MAX)
+            .serve_connection(stream, service);
+        let mut connection = std::pin::pin!(connection);
+        let ended = tokio::select! {
+            ended = &mut connection => ended,
+            () = closing => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            }
+        };
+        if let Err(error) = ended {
+            tracing::debug!(%error, "a connection ended badly");
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! The HTTP port as clients meet it: a real daemon, and HTTP/1.1 by hand. `cargo xtask clients` runs clients that people have.
+
+#[expect(dead_code, reason = "another test uses all of it")]
+#[path = "../daemon/support/mod.rs"]
+mod support;
+
+mod chats;
+mod client;
+mod completions;
+mod health;
+mod ollama;
+mod rude;
+mod strangers;
+mod tls;
