@@ -55,6 +55,9 @@ pub enum Failure {
         /// The model's name.
         model: String,
     },
+    /// A grammar for a daemon that was built without.
+    #[error("autoregressive.grammar: this sluiced was built without grammars")]
+    WithoutGrammars,
     /// More text or ids than a request may carry.
     #[error("the request has {found} {unit}; the limit is {max}")]
     TooLong {

@@ -42,6 +42,7 @@ pub mod tokens;
 /// Roles, their rules, and the tokens of a file.
 pub use sluice_roles as role;
 
+mod grammar;
 pub mod prepare;
 pub mod translate;
 

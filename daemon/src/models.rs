@@ -82,10 +82,10 @@ impl ServingModel {
     ///
     /// # Errors
     /// When the model has none.
-    pub fn tokenizer(&self) -> Result<&Tokenizer, Failure> {
+    pub fn tokenizer(&self) -> Result<&Arc<Tokenizer>, Failure> {
         self.loaded
             .tokenizer
-            .as_deref()
+            .as_ref()
             .ok_or_else(|| Failure::NoTokenizer {
                 model: self.name.name.clone(),
             })

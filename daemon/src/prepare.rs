@@ -11,8 +11,12 @@ mod template;
 use std::sync::Arc;
 
 use sluice_engine::{
-    CanvasSlot, EngineError, Generate, RequestError, Score, Work, decode::policy::policy,
-    model::ModelInfo, posterior::Posterior, request::Thinking, saved_state::StateOptions,
+    CanvasSlot, EngineError, Generate, RequestError, Score, Work,
+    decode::{grammar::RequestGrammar, policy::policy},
+    model::ModelInfo,
+    posterior::Posterior,
+    request::Thinking,
+    saved_state::StateOptions,
 };
 use sluice_proto::{
     model::{
@@ -35,6 +39,7 @@ pub use self::{
 use crate::{
     config::ModelTable,
     failure::Failure,
+    grammar::CheckedGrammar,
     models::ServingModel,
     settings::{self, SampledModel, SettingOrigin},
 };
@@ -176,6 +181,17 @@ pub fn generation(
             steps
         }
     };
+    let grammar = match autoregressive.grammar {
+        Some(_) if info.mask.is_some() => {
+            let what = "autoregressive.grammar";
+            return Err(EngineError::from(RequestError::OnlyAutoregressive { what }).into());
+        }
+        Some(grammar) => {
+            let tokenizer = serving.tokenizer()?;
+            Some(CheckedGrammar::new(tokenizer.clone(), grammar, patience)?)
+        }
+        None => None,
+    };
     let mut work = Generate {
         model: serving.loaded.id,
         prompt,
@@ -201,6 +217,7 @@ pub fn generation(
             .map(String::into_bytes)
             .collect(),
         top_logprobs: autoregressive.top_logprobs,
+        grammar: grammar.map(|grammar| RequestGrammar(Arc::new(grammar))),
         seed: request.sampling.seed.map_or_else(draw_seed, Ok)?,
         thinking: None,
         state,

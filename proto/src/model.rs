@@ -14,7 +14,7 @@ use std::fmt::Display;
 pub use sluice_shared::sampling::{EosPolicy, KvCacheMode, Remasking, Sampling, SamplingOptions};
 use sluice_shared::{
     prior::{PriorSampling, PriorSolver},
-    sampling::{STOP_BYTES_MAX, STOPS_MAX, field_path, logprobs_problem},
+    sampling::{GRAMMAR_BYTES_MAX, STOP_BYTES_MAX, STOPS_MAX, field_path, logprobs_problem},
 };
 
 pub use self::{
@@ -222,6 +222,19 @@ pub struct AutoregressiveChoice {
     pub stops: Vec<String>,
     /// The most probable tokens whose log-probabilities are told beside each token's, few; `None`: none are told.
     pub top_logprobs: Option<usize>,
+    /// What the answer has to match.
+    pub grammar: Option<Grammar>,
+}
+
+/// Checked [`v1::Grammar`]: text that is neither empty nor long, of a kind.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Grammar {
+    /// A JSON schema.
+    JsonSchema(String),
+    /// A regular expression.
+    Regex(String),
+    /// A grammar in llguidance's variant of Lark.
+    Lark(String),
 }
 
 impl KindOptions {
@@ -452,9 +465,29 @@ impl TryFrom<v1::AutoregressiveOptions> for AutoregressiveChoice {
             None => Ok(Self {
                 stops: stops(wire.stop)?,
                 top_logprobs,
+                grammar: wire.grammar.map(grammar).transpose()?,
             }),
         }
     }
+}
+
+fn grammar(wire: v1::Grammar) -> Result<Grammar, InvalidField> {
+    use v1::grammar::Kind;
+
+    let (make, text): (fn(String) -> Grammar, _) = match wire.kind {
+        Some(Kind::JsonSchema(text)) => (Grammar::JsonSchema, text),
+        Some(Kind::Regex(text)) => (Grammar::Regex, text),
+        Some(Kind::Lark(text)) => (Grammar::Lark, text),
+        None => return Err(invalid("autoregressive.grammar", "has no kind")),
+    };
+    if text.is_empty() {
+        return Err(invalid("autoregressive.grammar", "is empty"));
+    }
+    if text.len() > GRAMMAR_BYTES_MAX {
+        let problem = format!("has {} bytes, more than {GRAMMAR_BYTES_MAX}", text.len());
+        return Err(invalid("autoregressive.grammar", problem));
+    }
+    Ok(make(text))
 }
 
 fn stops(stops: Vec<String>) -> Result<Vec<String>, InvalidField> {
@@ -747,6 +780,17 @@ mod tests {
         assert_eq!(
             with(&|r| r.autoregressive_mut().top_logprobs = Some(21)),
             "autoregressive.top_logprobs: must be at most 20, not 21"
+        );
+        let grammar = |kind| {
+            let grammar = v1::Grammar { kind };
+            with(&|r| r.autoregressive_mut().grammar = Some(grammar.clone()))
+        };
+        assert_eq!(grammar(None), "autoregressive.grammar: has no kind");
+        let regex = |text: String| grammar(Some(v1::grammar::Kind::Regex(text)));
+        assert_eq!(regex(String::new()), "autoregressive.grammar: is empty");
+        assert_eq!(
+            regex("x".repeat(524_289)),
+            "autoregressive.grammar: has 524289 bytes, more than 524288"
         );
         assert_eq!(
             stop(vec!["END".into(), String::new()]),

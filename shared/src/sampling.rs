@@ -125,6 +125,8 @@ pub const STOPS_MAX: usize = 16;
 /// Most bytes of a stop string.
 pub const STOP_BYTES_MAX: usize = 256;
 
+/// Most bytes of a grammar.
+pub const GRAMMAR_BYTES_MAX: usize = 512 << 10;
 /// Most tokens whose log-probabilities are told beside a chosen token's.
 pub const TOP_LOGPROBS_MAX: usize = 20;
 /// Most log-probabilities of a request, all its tokens together: some 9 MiB of the daemon's memory.

@@ -186,6 +186,15 @@ pub struct Generate {
     /// Autoregressive models: show each token's log-probability and those of the N most probable tokens, at most 20
     #[arg(long, value_name = "N", conflicts_with_all = DIFFUSION_FLAGS)]
     pub logprobs: Option<u32>,
+    /// Autoregressive models: write JSON that the schema in FILE describes; `{}` describes any JSON
+    #[arg(long, value_name = "FILE", group = "constraint", conflicts_with_all = DIFFUSION_FLAGS)]
+    pub json_schema: Option<PathBuf>,
+    /// Autoregressive models: write text that the regular expression R matches as a whole
+    #[arg(long, value_name = "R", group = "constraint", conflicts_with_all = DIFFUSION_FLAGS)]
+    pub regex: Option<String>,
+    /// Autoregressive models: write text by the rules in FILE, in llguidance's variant of Lark
+    #[arg(long, value_name = "FILE", group = "constraint", conflicts_with_all = DIFFUSION_FLAGS)]
+    pub grammar: Option<PathBuf>,
     /// Print each event as a JSON object on its own line; the last is "done"
     #[arg(long)]
     pub json: bool,

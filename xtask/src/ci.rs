@@ -39,8 +39,8 @@ const CHECKS: [Step; 16] = [
     ("unit files", units::check),
     ("examples", examples::check),
     ("kernels", ptx::ci_step),
-    // Last: they leave a daemon with HTTP where others look for one without.
-    ("http", http),
+    // Last: they leave a daemon with all features where others look for one without.
+    ("features", features),
     ("clients", clients::check),
 ];
 
@@ -149,22 +149,26 @@ fn lints() -> io::Result<Outcome> {
     ]))
 }
 
-/// The daemon with the feature that its own builds here are without: lints, and the tests of its HTTP port.
-fn http() -> io::Result<Outcome> {
-    const FEATURE: [&str; 2] = ["--features", "sluice-daemon/http"];
+/// What installed programs have and the workspace's own builds are without: lints, and the tests of it.
+fn features() -> io::Result<Outcome> {
+    const BUILT: [&str; 2] = ["--features", "sluice-daemon/installed"];
     let mut lints = cargo();
-    lints.arg("clippy").args(TESTED).args(FEATURE);
+    lints.arg("clippy").args(TESTED).args(BUILT);
     lints.args(["--all-targets", "--", "-D", "warnings"]);
     match command(&mut lints)? {
-        Outcome::Passed => tests_of(
-            cargo()
-                .arg("test")
-                .args(TESTED)
-                .args(FEATURE)
-                .args(["--test", "http"]),
-        ),
-        other => Ok(other),
+        Outcome::Passed => {}
+        other => return Ok(other),
     }
+    // One build for both: tests of the port, and those whose names have the other feature's.
+    for which in [&["--test", "http"][..], &["--lib", "--test", "daemon", "grammar"]] {
+        let mut tests = cargo();
+        tests.arg("test").args(TESTED).args(BUILT).args(which);
+        match tests_of(&mut tests)? {
+            Outcome::Passed => {}
+            other => return Ok(other),
+        }
+    }
+    Ok(Outcome::Passed)
 }
 
 /// They are a workspace of their own, and fuzz on nightly compilers alone; a bounded sample runs on any.

@@ -23,7 +23,7 @@ const FIXTURE: &str = "daemon/engine/tests/fixtures/llama-tiny";
 pub(crate) fn check() -> io::Result<Outcome> {
     // Features as for all other checks, so that nothing but the daemon is compiled again.
     let mut build = cargo();
-    build.args(["build", "--bins", "--features", "sluice-daemon/http"]);
+    build.args(["build", "--bins", "--features", "sluice-daemon/installed"]);
     match command(&mut build)? {
         Outcome::Passed => {}
         other => return Ok(other),

@@ -6,7 +6,8 @@ use sluice_shared::{
     policy::PolicyChoice,
     prior::PriorSolver,
     sampling::{
-        KvCacheMode, Remasking, STOP_BYTES_MAX, STOPS_MAX, Sampling, field_path, logprobs_problem,
+        EosPolicy, KvCacheMode, Remasking, STOP_BYTES_MAX, STOPS_MAX, Sampling, field_path,
+        logprobs_problem,
     },
 };
 use sluice_weights::LayerKind;
@@ -138,7 +139,7 @@ impl Generate {
                 self.check_diffusion()?;
                 self.check_decoding(model, mask.shifted)?;
             }
-            None => self.check_autoregressive()?,
+            None => self.check_autoregressive(model)?,
         }
         // Only pinned ids come from the user; masked positions have none to check.
         let pinned = self.canvas.iter().filter_map(|slot| match slot {
@@ -163,6 +164,7 @@ impl Generate {
             ("sampling.repetition_penalty", repetition_penalty.is_some()),
             ("autoregressive.stop", !self.stops.is_empty()),
             ("autoregressive.top_logprobs", self.top_logprobs.is_some()),
+            ("autoregressive.grammar", self.grammar.is_some()),
         ];
         if let Some((what, _)) = asked.into_iter().find(|(_, is_asked)| *is_asked) {
             return Err(RequestError::OnlyAutoregressive { what });
@@ -268,7 +270,7 @@ impl Generate {
     }
 
     /// Refuses what only masked diffusion models support.
-    fn check_autoregressive(&self) -> Result<(), RequestError> {
+    fn check_autoregressive(&self, model: &ModelInfo) -> Result<(), RequestError> {
         let asked = [
             (
                 "diffusion.pins",
@@ -319,6 +321,9 @@ impl Generate {
                 problem,
             });
         }
+        if self.grammar.is_some() {
+            self.check_ends(model)?;
+        }
         let problem = self
             .top_logprobs
             .and_then(|top| logprobs_problem(top, self.canvas.len(), self.block_length));
@@ -329,6 +334,27 @@ impl Generate {
             });
         }
         Ok(())
+    }
+}
+
+impl Generate {
+    /// Refuses a grammar where the text would not end with it.
+    fn check_ends(&self, model: &ModelInfo) -> Result<(), RequestError> {
+        let (what, problem) = match (self.eos, model.eos_token_ids.is_empty()) {
+            (EosPolicy::Stop, false) => return Ok(()),
+            (EosPolicy::Stop, true) => (
+                "autoregressive.grammar",
+                "a text ends with its grammar, and this model has no end token",
+            ),
+            (EosPolicy::Suppress | EosPolicy::Keep, _) => (
+                "sampling.eos_policy",
+                "a text ends with its grammar, so the end token must be what stops it",
+            ),
+        };
+        Err(RequestError::Sampling {
+            what,
+            problem: problem.to_owned(),
+        })
     }
 }
 

@@ -125,6 +125,9 @@ pub enum EngineError {
     /// The checkpoint's tokenizer cannot be used.
     #[error("tokenizer: {0}")]
     Tokenizer(#[from] TokenizerError),
+    /// A request's grammar cannot go on.
+    #[error(transparent)]
+    Grammar(TokenizerError),
     /// The request breaks a rule.
     #[error(transparent)]
     Request(#[from] RequestError),

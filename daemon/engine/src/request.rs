@@ -13,7 +13,7 @@ use sluice_shared::{
 };
 use sluice_weights::{MatrixInput, TensorPart};
 
-use crate::{posterior::Posterior, saved_state::StateOptions};
+use crate::{decode::grammar::RequestGrammar, posterior::Posterior, saved_state::StateOptions};
 
 /// The load of a model that a request was made for: ids mean nothing to another model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -63,6 +63,8 @@ pub struct Generate {
     /// How many of the most probable tokens are told with their log-probabilities, beside each token's own; `None`: none
     /// are told. For autoregressive models only.
     pub top_logprobs: Option<usize>,
+    /// What the text matches; for autoregressive models with end tokens only, and with [`EosPolicy::Stop`].
+    pub grammar: Option<RequestGrammar>,
     /// Seed of all randomness.
     pub seed: u64,
     /// How a latent thought model comes to its latents; no other model has any.
@@ -114,6 +116,7 @@ impl Generate {
             sampling: Sampling::default(),
             stops: Vec::new(),
             top_logprobs: None,
+            grammar: None,
             seed: 0,
             thinking: None,
             state: StateOptions::default(),

@@ -100,6 +100,7 @@ impl Sampling {
             sluice.apply(&mut request);
         }
         let options = v1::AutoregressiveOptions {
+            grammar: None,
             stop: (self.stop.as_ref()).map_or_else(Vec::new, |Texts(stop)| stop.clone()),
             top_logprobs: self.top_logprobs,
         };

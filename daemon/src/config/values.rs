@@ -399,7 +399,7 @@ fn read_http_address(text: &str) -> Result<SocketAddr, String> {
     match cfg!(feature = "http") {
         true => read_address(text),
         false => Err(
-            "this sluiced was built without HTTP; `cargo install --locked --path daemon --features http` builds and installs \
+            "this sluiced was built without HTTP; `cargo install --locked --path daemon --features installed` builds and installs \
              one that has it"
                 .to_owned(),
         ),

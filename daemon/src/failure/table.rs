@@ -65,6 +65,12 @@ fn row(failure: &Failure) -> ErrorRow {
         Failure::Field(error) => ErrorRow::invalid("INVALID_FIELD", error.field),
         Failure::Engine(error) => engine(error),
         Failure::Tokenizer(error) => tokenizer(error),
+        Failure::WithoutGrammars => ErrorRow {
+            field: Some("autoregressive.grammar"),
+            ..ErrorRow::new(Code::FailedPrecondition, "WITHOUT_GRAMMARS").hint(
+                "leave it out, or use a sluiced with grammars: installed packages have them, and `cargo install --locked --path daemon --features installed` makes one",
+            )
+        },
         Failure::NoTokenizer { model } => ErrorRow::new(Code::FailedPrecondition, "NO_TOKENIZER")
             .hint("send token ids instead of text: sluice generate --tokens, sluice score --tokens")
             .figure("model", model),
@@ -298,7 +304,8 @@ fn engine(error: &EngineError) -> ErrorRow {
         EngineError::Plan(error) => plan(error),
         EngineError::Tokenizer(
             error @ (TokenizerError::Limit(_) | TokenizerError::Process { .. }),
-        ) => tokenizer(error),
+        )
+        | EngineError::Grammar(error) => tokenizer(error),
         EngineError::Tokenizer(_) => broken_template("TOKENIZER_INVALID"),
         EngineError::LoadCancelled => ErrorRow::new(Code::Cancelled, "CANCELLED"),
         EngineError::Superseded => ErrorRow::new(Code::Aborted, "SUPERSEDED")
@@ -496,6 +503,12 @@ fn tokenizer(error: &TokenizerError) -> ErrorRow {
         TokenizerError::Limit(LimitReached::Wait | LimitReached::Gone) => {
             ErrorRow::new(Code::Unavailable, "TOKENIZER_BUSY").hint("try again")
         }
+        TokenizerError::Grammar { .. } => ErrorRow::invalid("GRAMMAR", "autoregressive.grammar")
+            .hint("docs/grammars.md says what schemas, regular expressions and rules may have"),
+        TokenizerError::Limit(
+            LimitReached::GrammarMemory | LimitReached::GrammarCpu | LimitReached::GrammarWait,
+        ) => ErrorRow::invalid("GRAMMAR_LIMIT", "autoregressive.grammar")
+            .hint("use a smaller grammar, one that is less ambiguous, or fewer large repetitions"),
         TokenizerError::Limit(_) => ErrorRow::new(Code::FailedPrecondition, "TOKENIZER_LIMIT").hint(
             "no published model is known to need so much: don't trust the model's files, or send less text",
         ),

@@ -39,6 +39,7 @@ fn name(failure: &Failure) -> &'static str {
         F::Engine(E::NoWeightCache { .. }) => "no derivatives",
         F::Engine(E::NoMix(_)) => "no mix",
         F::Engine(E::Tokenizer(_)) => "checkpoint's tokenizer",
+        F::Engine(E::Grammar(_)) => "engine grammar",
         F::Engine(E::Stopped) => "stopped",
         F::Engine(E::Ops(OpsError::Threads(_))) => "threads",
         F::Engine(E::Ops(OpsError::NotANumber { .. })) => "not a number",
@@ -50,6 +51,11 @@ fn name(failure: &Failure) -> &'static str {
         F::Tokenizer(TokenizerError::Template { .. }) => "template",
         F::Tokenizer(TokenizerError::Encode { .. }) => "encode",
         F::Tokenizer(TokenizerError::Process { .. }) => "tokenizer process",
+        F::Tokenizer(TokenizerError::Grammar { .. }) => "grammar",
+        F::Tokenizer(TokenizerError::Limit(
+            LimitReached::GrammarMemory | LimitReached::GrammarCpu | LimitReached::GrammarWait,
+        )) => "grammar limit",
+        F::WithoutGrammars => "without grammars",
         F::Tokenizer(TokenizerError::Limit(LimitReached::Wait | LimitReached::Gone)) => {
             "tokenizer busy"
         }
@@ -184,7 +190,7 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
 }
 
 /// Variants that [`name`] knows.
-const VARIANTS: usize = 202;
+const VARIANTS: usize = 206;
 
 /// An example of each variant with its code; of `Io`, one of each kind that matters.
 async fn all() -> Vec<(Failure, Code)> {
@@ -353,6 +359,21 @@ async fn all() -> Vec<(Failure, Code)> {
             F::Tokenizer(TokenizerError::Process { cause: text() }),
             Unavailable,
         ),
+        (
+            F::Tokenizer(TokenizerError::Grammar { cause: text() }),
+            InvalidArgument,
+        ),
+        (
+            F::Tokenizer(TokenizerError::Limit(LimitReached::GrammarCpu)),
+            InvalidArgument,
+        ),
+        (
+            engine(EngineError::Grammar(TokenizerError::Limit(
+                LimitReached::GrammarMemory,
+            ))),
+            InvalidArgument,
+        ),
+        (F::WithoutGrammars, FailedPrecondition),
         (
             F::Tokenizer(TokenizerError::Limit(LimitReached::Wait)),
             Unavailable,

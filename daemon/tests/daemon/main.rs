@@ -14,6 +14,7 @@ mod fairness;
 mod fidelity;
 mod generating;
 mod gpu;
+mod grammars;
 mod idle;
 mod jobs;
 mod kills;

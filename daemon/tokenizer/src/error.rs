@@ -3,8 +3,8 @@
 use std::fmt::Display;
 
 use super::limits::{
-    PARSE_CPU_SECONDS_MAX, PARSE_MEMORY_BYTES_MAX, SESSION_CPU_SECONDS_MAX,
-    SESSION_MEMORY_BYTES_MAX,
+    GRAMMAR_CPU_SECONDS_MAX, GRAMMAR_MEMORY_BYTES_MAX, PARSE_CPU_SECONDS_MAX,
+    PARSE_MEMORY_BYTES_MAX, SESSION_CPU_SECONDS_MAX, SESSION_MEMORY_BYTES_MAX,
 };
 
 /// Characters that an error quotes from a file at most.
@@ -48,6 +48,12 @@ pub enum TokenizerError {
         /// What happened to it.
         cause: String,
     },
+    /// A grammar cannot be read, or its text cannot go on.
+    #[error("the grammar: {cause}")]
+    Grammar {
+        /// What is wrong with it.
+        cause: String,
+    },
     /// A text cannot be tokenized.
     #[error("cannot tokenize the text: {cause}")]
     Encode {
@@ -81,6 +87,20 @@ pub enum LimitReached {
         "the model's chat template or tokenizer takes more than {SESSION_CPU_SECONDS_MAX} s of CPU time for this request"
     )]
     SessionCpu,
+    /// Memory for the grammar of one request.
+    #[error(
+        "the grammar takes more than {} MiB of memory, or nests too deeply",
+        GRAMMAR_MEMORY_BYTES_MAX >> 20
+    )]
+    GrammarMemory,
+    /// CPU time for the grammar of one request.
+    #[error(
+        "the grammar takes more than {GRAMMAR_CPU_SECONDS_MAX} s of CPU time to be compiled or to find the next tokens, or too long for each"
+    )]
+    GrammarCpu,
+    /// Time for a grammar.
+    #[error("the grammar was not compiled, or the next tokens were not found, in time")]
+    GrammarWait,
     /// Time.
     #[error("the tokenizer did not answer in time")]
     Wait,
@@ -91,11 +111,14 @@ pub enum LimitReached {
 
 impl LimitReached {
     /// All of them.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 9] = [
         Self::ParseMemory,
         Self::ParseCpu,
         Self::SessionMemory,
         Self::SessionCpu,
+        Self::GrammarMemory,
+        Self::GrammarCpu,
+        Self::GrammarWait,
         Self::Wait,
         Self::Gone,
     ];
@@ -104,6 +127,12 @@ impl LimitReached {
 impl TokenizerError {
     pub(super) fn process(cause: impl Display) -> Self {
         Self::Process {
+            cause: bounded(cause),
+        }
+    }
+
+    pub(super) fn grammar(cause: impl Display) -> Self {
+        Self::Grammar {
             cause: bounded(cause),
         }
     }

@@ -16,6 +16,7 @@ mod control;
 mod conversation;
 mod error;
 mod expression_size;
+pub mod grammar;
 pub mod limits;
 mod patience;
 mod pieces;
@@ -28,8 +29,9 @@ use std::{ops::Range, path::Path};
 use coder::{IdWithOffsets, TextCoder};
 pub use conversation::{Conversation, ConversationMessage};
 pub use error::{LimitReached, TokenizerError};
+use grammar::{AllowedTokens, Grammar, GrammarSession};
 pub use patience::Patience;
-use process::{TextProcess, client::ProcessSession};
+use process::{TextProcess, client::ProcessSession, message::SessionKind};
 use vocabulary::Vocabulary;
 
 /// The files that a tokenizer is built from.
@@ -109,12 +111,33 @@ impl Tokenizer {
     pub fn session(&self, patience: &Patience) -> Result<TokenizerSession<'_>, TokenizerError> {
         let place = match &self.place {
             Place::Here(coder) => SessionPlace::Here(coder),
-            Place::Apart(process) => SessionPlace::Apart(process.session(patience)?),
+            Place::Apart(process) => {
+                SessionPlace::Apart(process.session(SessionKind::Text, patience)?)
+            }
         };
         Ok(TokenizerSession {
             vocabulary: &self.vocabulary,
             place,
         })
+    }
+
+    /// Compiles a grammar for a text of its own; with the tokens that the text may begin with.
+    ///
+    /// # Errors
+    /// When there is something wrong with the grammar, it takes more than it may, or there is no process that bounds it.
+    pub fn compile(
+        &self,
+        grammar: &Grammar,
+        patience: &Patience,
+    ) -> Result<(GrammarSession, AllowedTokens), TokenizerError> {
+        let Place::Apart(process) = &self.place else {
+            let problem = "grammars are compiled in a process of their own alone";
+            return Err(TokenizerError::process(problem));
+        };
+        let session = process.session(SessionKind::Grammar, patience)?;
+        let mut session = GrammarSession::new(session);
+        let allowed = session.compile(grammar)?;
+        Ok((session, allowed))
     }
 
     /// [`TokenizerSession::encode`] in a session of its own.

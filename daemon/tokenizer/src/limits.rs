@@ -14,6 +14,20 @@ pub const SESSION_MEMORY_BYTES_MAX: u64 = 768 << 20;
 pub const SESSION_CPU_SECONDS_MAX: u64 = 5;
 /// Time that a request waits for its tokens, unless its own deadline comes first.
 pub const SESSION_WAIT_MAX: Duration = Duration::from_secs(30);
+/// Memory that a request's grammar may take, beside the vocabulary's prefix tree.
+pub const GRAMMAR_MEMORY_BYTES_MAX: u64 = 256 << 20;
+/// CPU time that compiling a grammar may take, and that finding the tokens that come next may take, each time.
+pub const GRAMMAR_CPU_SECONDS_MAX: u64 = 2;
+/// CPU time of a grammar altogether, beside a second for each [`GRAMMAR_TOKENS_PER_CPU_SECOND`] tokens.
+pub const GRAMMAR_CPU_SECONDS_BASE: u64 = 5;
+/// Tokens for which a grammar may take a second of CPU time: usual ones take a thousandth of that.
+pub const GRAMMAR_TOKENS_PER_CPU_SECOND: u64 = 50;
+/// Time that a request waits for its grammar to be compiled, or for the tokens that come next.
+pub const GRAMMAR_WAIT_MAX: Duration = Duration::from_secs(10);
+/// Bytes of a token that a grammar can use. The longest of known vocabularies is of 128 spaces or few more.
+pub const GRAMMAR_TOKEN_BYTES_MAX: usize = 512;
+/// Bytes of all tokens of a vocabulary that grammars can be used with: of known ones, below 3 MiB.
+pub const GRAMMAR_VOCABULARY_BYTES_MAX: usize = (1 << 22) - 2;
 /// Bytes of a vocabulary's tables that are kept in the process that asks: the pieces of all tokens, and the strings of
 /// control tokens.
 pub const VOCABULARY_BYTES_MAX: usize = 64 << 20;

@@ -6,7 +6,7 @@
 
 pub(crate) mod client;
 mod frame;
-mod message;
+pub(crate) mod message;
 mod serve;
 
 use std::ffi::CStr;

@@ -1,8 +1,10 @@
 //! `sluice generate`: makes a request of the arguments.
 
+use std::path::Path;
+
 use sluice_proto::v1::{
-    CanvasPin, Chat, ChatRole, GenerateRequest, TokenIds, canvas_pin::Content,
-    generate_request::Input,
+    CanvasPin, Chat, ChatRole, GenerateRequest, Grammar, TokenIds, canvas_pin::Content,
+    generate_request::Input, grammar::Kind,
 };
 
 use super::{input, message, thoughts};
@@ -59,7 +61,26 @@ pub(super) fn request(arguments: &Generate) -> Result<GenerateRequest, Failure> 
     if let Some(count) = arguments.logprobs {
         request.autoregressive_mut().top_logprobs = Some(count);
     }
+    if let Some(kind) = grammar(arguments)? {
+        request.autoregressive_mut().grammar = Some(Grammar { kind: Some(kind) });
+    }
     Ok(request)
+}
+
+/// What the answer has to match, if anything.
+fn grammar(arguments: &Generate) -> Result<Option<Kind>, Failure> {
+    let file = |path: &Path| input::file(Some(path)).map(|(text, _)| text);
+    Ok(match arguments {
+        Generate {
+            json_schema: Some(path),
+            ..
+        } => Some(Kind::JsonSchema(file(path)?)),
+        Generate {
+            grammar: Some(path),
+            ..
+        } => Some(Kind::Lark(file(path)?)),
+        Generate { regex, .. } => regex.clone().map(Kind::Regex),
+    })
 }
 
 #[cfg(test)]
@@ -217,7 +238,7 @@ mod tests {
         };
         assert_eq!(request.decoding, Some(Decoding::Autoregressive(options)));
         for flag in ["--preset=fast", "--policy=dream", "--steps=2", "--pin=1:x"] {
-            for own in ["--stop=END", "--logprobs=2"] {
+            for own in ["--stop=END", "--logprobs=2", "--regex=a+"] {
                 let line = ["sluice", "generate", "hi", own, flag];
                 let error = Cli::try_parse_from(line).unwrap_err();
                 assert_eq!(
@@ -235,7 +256,26 @@ mod tests {
         let options = AutoregressiveOptions {
             stop: vec!["END".to_owned()],
             top_logprobs: Some(0),
+            grammar: None,
         };
         assert_eq!(request.decoding, Some(Decoding::Autoregressive(options)));
+    }
+
+    #[test]
+    fn a_grammar_is_a_file_or_an_expression() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        std::fs::write(&path, "{}\n").unwrap();
+        let path = path.to_str().unwrap();
+        let kind = |flag: &str, value: &str| {
+            let mut request = parsed(&["hi", flag, value]);
+            let grammar = request.autoregressive_mut().grammar.take();
+            grammar.unwrap().kind.unwrap()
+        };
+        assert_eq!(kind("--json-schema", path), Kind::JsonSchema("{}".into()));
+        assert_eq!(kind("--grammar", path), Kind::Lark("{}".into()));
+        assert_eq!(kind("--regex", "a+"), Kind::Regex("a+".into()));
+        let line = ["sluice", "generate", "hi", "--regex=a", "--grammar=b"];
+        assert!(Cli::try_parse_from(line).is_err());
     }
 }

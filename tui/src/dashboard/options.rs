@@ -400,7 +400,7 @@ mod tests {
 
     /// Flags of `sluice generate` that say what goes in and comes out, not how; and one that is a temperature of 0 and a penalty
     /// of 1 in the form.
-    const LEFT_OUT: [&str; 11] = [
+    const LEFT_OUT: [&str; 14] = [
         "tokens",
         "raw",
         "pin",
@@ -409,6 +409,9 @@ mod tests {
         "state",
         "save-state",
         "logprobs",
+        "json-schema",
+        "regex",
+        "grammar",
         "json",
         "help",
         "greedy",

@@ -3,17 +3,23 @@
 //! Events are those of a canvas that is filled one position a pass, from left to right; a block is only how many
 //! positions a picture shows.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use sluice_formats::noise::Noise;
+use sluice_ops::OpsError;
 use sluice_shared::sampling::EosPolicy;
-use sluice_tokenizer::Tokenizer;
+use sluice_tokenizer::{Tokenizer, TokenizerError};
 
 use super::{
     VisibleText, Vocabulary,
+    grammar::{GRAMMAR_WAIT, TextGrammar},
     sampling::{self, ChosenToken, DrawInput},
 };
 use crate::{
+    error::EngineError,
     event::{
         CanvasPosition, Event, FinishReason, GenerationResult, PassCost, PassReport, TokenState,
     },
@@ -52,6 +58,8 @@ pub struct Continuation {
     visible: VisibleText,
     /// Special tokens that are stop strings: they have no text in which a search would find them.
     special_stops: Vec<u32>,
+    /// What the text matches.
+    grammar: Option<Box<dyn TextGrammar>>,
     /// The open block's positions, up to the last token.
     positions: Vec<CanvasPosition>,
     passes: usize,
@@ -81,6 +89,7 @@ impl Continuation {
             seen,
             visible: VisibleText::new(&request.stops),
             special_stops: special_stops(&request.stops, tokenizer.as_deref()),
+            grammar: (request.grammar.take()).map(|grammar| grammar.0.begin()),
             positions: Vec::new(),
             passes: 0,
             passes_in_block: 0,
@@ -125,24 +134,61 @@ impl Continuation {
         self.finish.is_some()
     }
 
-    /// Samples the next token from its logits; `order` has the same length, to sort ids in. `None` where they are NaN.
-    pub fn choose(&self, logits: &mut [f32], order: &mut [u32]) -> Option<ChosenToken> {
+    /// Whether the grammar, if there is one, knows within `wait` what may come next, or that nothing can.
+    pub fn has_grammar_within(&mut self, wait: Duration) -> bool {
+        let grammar = self.grammar.as_mut();
+        grammar.is_none_or(|grammar| !matches!(grammar.allowed(wait), Ok(None)))
+    }
+
+    /// Samples the next token from its logits; `order` has the same length, to sort ids in. `None` where the grammar is not
+    /// ready within [`GRAMMAR_WAIT`].
+    ///
+    /// # Errors
+    /// When logits are NaN, or no token can follow by the grammar.
+    pub fn choose(
+        &mut self,
+        logits: &mut [f32],
+        order: &mut [u32],
+    ) -> Result<Option<ChosenToken>, EngineError> {
+        // Rows of the LM head beyond the vocabulary are padding.
+        let used = self.vocabulary.size.min(logits.len());
+        let logits = &mut logits[..used];
+        let position = self.position();
+        let allowed = match &mut self.grammar {
+            Some(grammar) => match grammar
+                .allowed(GRAMMAR_WAIT)
+                .map_err(EngineError::Grammar)?
+            {
+                Some(allowed) => Some((allowed, &self.vocabulary.ends[..])),
+                None => return Ok(None),
+            },
+            None => None,
+        };
         let request = &self.request;
         let draw = DrawInput {
             temperature: request.temperature,
             sampling: &request.sampling,
             noise: Noise::new(request.seed),
-            position: self.position(),
+            position,
             seen: &self.seen,
             banned: match request.eos {
                 EosPolicy::Suppress => &self.vocabulary.ends,
                 EosPolicy::Stop | EosPolicy::Keep => &[],
             },
+            allowed,
             top_logprobs: request.top_logprobs,
         };
-        // Rows of the LM head beyond the vocabulary are padding.
-        let used = self.vocabulary.size.min(logits.len());
-        sampling::choose(&mut logits[..used], &mut order[..used], &draw)
+        let chosen = sampling::choose(logits, &mut order[..used], &draw);
+        let are_numbers = !logits.iter().any(|logit| logit.is_nan());
+        if chosen.is_none() && allowed.is_some() && are_numbers {
+            let cause = "the model gives no token that continues it any probability".to_owned();
+            return Err(EngineError::Grammar(TokenizerError::Grammar { cause }));
+        }
+        // Of the token that was read last.
+        let position = self.sequence.len() - 1;
+        chosen
+            .ok_or(EngineError::Ops(OpsError::NotANumber { position }))
+            .map(Some)
     }
 
     /// Takes the result of a pass that read `rows` tokens; a token only if the pass reached the end of the sequence.
@@ -180,6 +226,10 @@ impl Continuation {
             return;
         };
         self.finish = self.finish_at(token, written);
+        if let (Some(grammar), None) = (&mut self.grammar, self.finish) {
+            // What follows is looked for while the next pass computes.
+            grammar.accept(token);
+        }
         if self.is_done() || self.positions.len() == self.request.block_length {
             emit(Event::BlockDone {
                 block,

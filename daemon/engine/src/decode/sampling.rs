@@ -8,7 +8,9 @@
 
 use sluice_formats::noise::Noise;
 use sluice_shared::sampling::Sampling;
+use sluice_tokenizer::grammar::AllowedTokens;
 
+use super::grammar::restrict;
 use crate::event::TokenLogprobs;
 
 /// What the choice of a token depends on besides its logits.
@@ -26,6 +28,8 @@ pub struct DrawInput<'a> {
     pub seen: &'a [u32],
     /// Ids whose logit counts as −∞, for choice and probability alike.
     pub banned: &'a [u32],
+    /// By a grammar, the tokens that may come next, and those that end a text where it may end: all others count as banned.
+    pub allowed: Option<(&'a AllowedTokens, &'a [u32])>,
     /// How many of the most probable tokens are told with their log-probabilities, beside the chosen one; `None`: none.
     pub top_logprobs: Option<usize>,
 }
@@ -58,6 +62,9 @@ pub fn choose(logits: &mut [f32], order: &mut [u32], draw: &DrawInput<'_>) -> Op
         if let Some(logit) = logits.get_mut(id as usize) {
             *logit = f32::NEG_INFINITY;
         }
+    }
+    if let Some((allowed, ends)) = draw.allowed {
+        restrict(logits, allowed, ends);
     }
     // Before the penalty: confidence is the model's own probability, whatever the settings change.
     let log_sum = log_sum(logits)?;
@@ -234,6 +241,7 @@ mod tests {
             position,
             seen: &[],
             banned: &[],
+            allowed: None,
             top_logprobs: None,
         }
     }

@@ -1,10 +1,13 @@
 //! Requests to autoregressive models: the KV cache, or the state, is kept for as long as a request runs, and afterwards
 //! as a prefix cache while memory allows, since the next turn of a conversation begins with the one before.
 
-use std::sync::{Arc, atomic::AtomicBool};
+use std::{
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 
 use sluice_machine::Profile;
-use sluice_ops::{Activation, LogitsRows, Ops, OpsError, Phase, RecurrentState};
+use sluice_ops::{Activation, LogitsRows, Ops, Phase, RecurrentState};
 use sluice_plan::{Workload, compute_format, resolve_kv_cache_format};
 use sluice_shared::level::KvCacheFormat;
 use sluice_weights::{Storage, TensorPart};
@@ -46,6 +49,8 @@ pub(super) struct AutoregressiveRequest {
     /// Tokens of the prompt.
     prompt_len: usize,
     watch: WeightsWatch,
+    /// It reads nothing until its grammar is ready: compiled, or after a pass that did not wait for it any longer.
+    awaits_grammar: bool,
     notices: Vec<String>,
 }
 
@@ -174,6 +179,7 @@ impl AutoregressiveRequest {
             saving,
             prompt_len: request.prompt.len(),
             watch,
+            awaits_grammar: request.grammar.is_some(),
             notices: Vec::new(),
         };
         let current = worker.current_mut()?;
@@ -322,6 +328,19 @@ impl AutoregressiveRequest {
         Some(report)
     }
 
+    /// Whether its grammar, if there is one, is ready within `wait`.
+    pub(super) fn has_grammar_within(&mut self, wait: Duration) -> bool {
+        if self.awaits_grammar {
+            self.awaits_grammar = !self.continuation.has_grammar_within(wait);
+        }
+        !self.awaits_grammar
+    }
+
+    /// Whether it takes part in no pass, since its grammar is not ready.
+    pub(super) fn awaits_grammar(&self) -> bool {
+        self.awaits_grammar
+    }
+
     /// Tokens that it has yet to read; none while it thinks.
     fn unread(&self) -> usize {
         if self.is_thinking() {
@@ -343,18 +362,37 @@ impl AutoregressiveRequest {
 
     /// Takes the result of a pass that read so many rows of it.
     pub(super) fn take(&mut self, read: ReadRows, cost: &PassCost, emit: &mut dyn FnMut(Event)) {
+        let ReadRows { rows, next } = read;
+        let chosen = match next {
+            Next::Chosen(chosen) => Some(chosen),
+            Next::None => None,
+            Next::AwaitsGrammar => {
+                self.awaits_grammar = true;
+                return;
+            }
+        };
         // A request that got no rows has no event of this pass.
-        if read.rows > 0 {
-            self.continuation.take(read.rows, read.chosen, cost, emit);
+        if rows > 0 {
+            self.continuation.take(rows, chosen, cost, emit);
         }
     }
+}
+
+/// What a pass comes to for a request.
+#[derive(Clone)]
+enum Next {
+    /// It has not read all.
+    None,
+    /// Its next token.
+    Chosen(ChosenToken),
+    /// It has read all, and its grammar did not say in time what may come next: the pass counts for nothing.
+    AwaitsGrammar,
 }
 
 /// A request's share of a pass.
 pub(super) struct ReadRows {
     rows: usize,
-    /// The next token, if the pass read the last one.
-    chosen: Option<ChosenToken>,
+    next: Next,
 }
 
 /// Reads tokens that these requests have not read yet, as many as go through the layers at once, and samples the next
@@ -394,6 +432,7 @@ pub(super) fn pass(
             saving: _,
             prompt_len,
             watch,
+            awaits_grammar: _,
             notices,
         } = &mut **request;
         if watch.look(weights, !memory.is_empty()) {
@@ -425,7 +464,7 @@ pub(super) fn pass(
     }
     let hidden = model.forward(ops, weights, &mut next, cancel)?;
     let chosen = match hidden.is_empty() {
-        true => Ok(vec![None; requests.len()]),
+        true => Ok(vec![Next::None; requests.len()]),
         false => choose(requests, &wanted, hidden, logits, (ops, current)),
     };
     if chosen.is_err() {
@@ -434,21 +473,25 @@ pub(super) fn pass(
             request.memory.take_back(rows);
         }
     }
-    let reads = shares
-        .iter()
-        .zip(chosen?)
-        .map(|(&rows, chosen)| ReadRows { rows, chosen });
+    let reads = requests.iter_mut().zip(&shares).zip(chosen?);
+    let reads = reads.map(|((request, &rows), next)| {
+        if matches!(next, Next::AwaitsGrammar) {
+            // Read again once the grammar is ready.
+            request.memory.take_back(rows);
+        }
+        ReadRows { rows, next }
+    });
     Ok((reads.collect(), shares.iter().sum()))
 }
 
 /// Samples the next token of requests that have read all, from their logits.
 fn choose(
-    requests: &[&mut AutoregressiveRequest],
+    requests: &mut [&mut AutoregressiveRequest],
     wanted: &[Vec<usize>],
     hidden: Activation,
     logits: &mut Option<LogitsRows>,
     (ops, current): (&Ops, &CurrentModel),
-) -> Result<Vec<Option<ChosenToken>>, EngineError> {
+) -> Result<Vec<Next>, EngineError> {
     let CurrentModel { model, weights, .. } = current;
     let x = model.final_norm(ops, weights, &hidden)?;
     // Returned to the arena before the logits are computed.
@@ -468,22 +511,19 @@ fn choose(
         ops.take_logits(logits, &x, &head.weight(TensorPart::LmHead), first)?;
     }
     let mut row = 0;
-    let pairs = requests.iter().zip(wanted);
+    let pairs = requests.iter_mut().zip(wanted);
     pairs
         .map(|(request, wanted)| {
             if wanted.is_empty() {
-                return Ok(None);
+                return Ok(Next::None);
             }
             // Reading logits waits for a GPU, so it is a phase of its own.
             let _timed = ops.timed(Phase::Sampling);
             let (logits, order) = ops.read_logits(logits, row)?;
             row += 1;
-            let position = request.memory.len() - 1;
             // Its own state is left as it was, and the weights are not touched.
-            let chosen = contained(|| request.continuation.choose(logits, order))?;
-            chosen
-                .ok_or(EngineError::Ops(OpsError::NotANumber { position }))
-                .map(Some)
+            let chosen = contained(|| request.continuation.choose(logits, order)).flatten()?;
+            Ok(chosen.map_or(Next::AwaitsGrammar, Next::Chosen))
         })
         .collect()
 }

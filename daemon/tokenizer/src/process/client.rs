@@ -30,8 +30,8 @@ use rustix::{
 use super::{
     ARGUMENT, NAME,
     message::{
-        Question, read_ids, read_tokens, receive_answer, receive_vocabulary, send_files,
-        send_question,
+        Question, SessionKind, read_allowed, read_ids, read_tokens, receive_answer,
+        receive_vocabulary, send_files, send_question,
     },
 };
 use crate::{
@@ -39,6 +39,7 @@ use crate::{
     coder::IdWithOffsets,
     conversation::Conversation,
     error::{LimitReached, TokenizerError},
+    grammar::{AllowedTokens, Grammar},
     limits::PARSE_WAIT_MAX,
     vocabulary::Vocabulary,
 };
@@ -103,13 +104,17 @@ impl TextProcess {
     }
 
     /// A session of its own worker. Where the process is gone, for want of the machine's memory say, another is started.
-    pub(crate) fn session(&self, patience: &Patience) -> Result<ProcessSession, TokenizerError> {
+    pub(crate) fn session(
+        &self,
+        kind: SessionKind,
+        patience: &Patience,
+    ) -> Result<ProcessSession, TokenizerError> {
         let mut state = self.0.lock();
         let mut has_waited = false;
         loop {
             patience.left()?;
             match &*state {
-                ProcessState::Running(running) => match running.session() {
+                ProcessState::Running(running) => match running.session(kind) {
                     Ok(stream) => {
                         let patience = patience.clone();
                         return Ok(ProcessSession(Patient { stream, patience }));
@@ -210,7 +215,7 @@ impl Running {
     }
 
     /// Sends the process one end of a new pair of sockets.
-    fn session(&self) -> io::Result<UnixStream> {
+    fn session(&self, kind: SessionKind) -> io::Result<UnixStream> {
         let (ours, theirs) = patient_pair()?;
         let descriptors = [theirs.as_fd()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -219,7 +224,7 @@ impl Running {
         ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
         sendmsg(
             &self.control,
-            &[IoSlice::new(&[0])],
+            &[IoSlice::new(&[kind as u8])],
             &mut ancillary,
             SendFlags::NOSIGNAL,
         )?;
@@ -267,6 +272,22 @@ impl ProcessSession {
     pub(crate) fn encode_chat(&mut self, chat: Conversation) -> Result<Vec<u32>, TokenizerError> {
         let answer = self.ask(&Question::EncodeChat(chat))?;
         read_ids(&answer).map_err(process_error)
+    }
+
+    pub(crate) fn compile(&mut self, grammar: &Grammar) -> Result<AllowedTokens, TokenizerError> {
+        let answer = self.ask(&Question::Compile(grammar.clone()))?;
+        read_allowed(&answer).map_err(process_error)
+    }
+
+    /// Waits as long as `patience` lasts, since a grammar's session outlives what its first question was allowed.
+    pub(crate) fn accept(
+        &mut self,
+        token: u32,
+        patience: &Patience,
+    ) -> Result<AllowedTokens, TokenizerError> {
+        self.0.patience = patience.clone();
+        let answer = self.ask(&Question::Accept(token))?;
+        read_allowed(&answer).map_err(process_error)
     }
 
     fn ask(&mut self, question: &Question) -> Result<Vec<u8>, TokenizerError> {

@@ -12,6 +12,7 @@ use crate::{
     coder::IdWithOffsets,
     conversation::{Conversation, ConversationMessage},
     error::{LimitReached, TokenizerError},
+    grammar::{AllowedTokens, Grammar, GrammarKind},
     pieces::TokenPieces,
     vocabulary::Vocabulary,
 };
@@ -19,17 +20,32 @@ use crate::{
 /// Bytes of a frame at most. Files, vocabularies, texts and their ids have narrower bounds of their own.
 const FRAME_BYTES_MAX: usize = 1 << 30;
 
+/// What a session is for, as the byte that it is asked for with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum SessionKind {
+    /// The texts of a request.
+    Text = 0,
+    /// A grammar, as long as a text is written by it.
+    Grammar = 1,
+}
+
 /// What a session is asked for.
 pub(super) enum Question {
     Encode(String),
     EncodeWithOffsets(String),
     EncodeChat(Conversation),
+    /// Compiles a grammar.
+    Compile(Grammar),
+    /// Which tokens come after this one.
+    Accept(u32),
 }
 
 /// The answer to a question.
 pub(super) enum Answer {
     Ids(Vec<u32>),
     Tokens(Vec<IdWithOffsets>),
+    Allowed(AllowedTokens),
 }
 
 // Bytes that no length or small number contains.
@@ -113,6 +129,8 @@ pub(super) fn send_question(question: &Question, to: impl Write) -> io::Result<(
         Question::Encode(_) => 0,
         Question::EncodeWithOffsets(_) => 1,
         Question::EncodeChat(_) => 2,
+        Question::Compile(_) => 3,
+        Question::Accept(_) => 4,
     });
     match question {
         Question::Encode(text) | Question::EncodeWithOffsets(text) => {
@@ -128,6 +146,15 @@ pub(super) fn send_question(question: &Question, to: impl Write) -> io::Result<(
                 frame.bytes(message.content.as_bytes());
                 frame.bytes(optional(&message.more).as_bytes());
             }
+        }
+        Question::Compile(grammar) => {
+            let kind = GrammarKind::ALL
+                .iter()
+                .position(|kind| *kind == grammar.kind);
+            (frame.number(kind.unwrap_or_default())).bytes(grammar.text.as_bytes());
+        }
+        Question::Accept(token) => {
+            frame.number(*token as usize);
         }
     }
     frame.send(to)
@@ -155,6 +182,14 @@ pub(super) fn receive_question(from: impl Read) -> io::Result<Option<Question>> 
             let messages = messages.collect::<io::Result<_>>()?;
             Question::EncodeChat(Conversation { messages, tools })
         }
+        3 => {
+            let kind = GrammarKind::ALL.get(reading.number()?);
+            Question::Compile(Grammar {
+                kind: *kind.ok_or(io::ErrorKind::InvalidData)?,
+                text: reading.text()?.to_owned(),
+            })
+        }
+        4 => Question::Accept(reading.number()? as u32),
         _ => return Err(io::ErrorKind::InvalidData.into()),
     };
     Ok(Some(question))
@@ -171,6 +206,9 @@ pub(super) fn send_answer(answer: &Answer, to: impl Write) -> io::Result<()> {
             for &(id, (start, end)) in tokens {
                 frame.number(id as usize).number(start).number(end);
             }
+        }
+        Answer::Allowed(allowed) => {
+            (frame.number(usize::from(allowed.may_end))).ids(&allowed.mask);
         }
     }
     frame.send(to)
@@ -201,6 +239,14 @@ pub(super) fn read_tokens(frame: &[u8]) -> io::Result<Vec<IdWithOffsets>> {
         .collect()
 }
 
+pub(super) fn read_allowed(frame: &[u8]) -> io::Result<AllowedTokens> {
+    let mut reading = Reading(frame);
+    Ok(AllowedTokens {
+        may_end: reading.number()? == 1,
+        mask: reading.ids()?,
+    })
+}
+
 pub(super) fn send_error(error: &TokenizerError, to: impl Write) -> io::Result<()> {
     let mut frame = Frame::new(ERROR);
     match error {
@@ -213,6 +259,7 @@ pub(super) fn send_error(error: &TokenizerError, to: impl Write) -> io::Result<(
             frame.number(4).number(index.unwrap_or_default())
         }
         TokenizerError::World { cause } => frame.number(6).bytes(cause.as_bytes()),
+        TokenizerError::Grammar { cause } => frame.number(7).bytes(cause.as_bytes()),
         TokenizerError::Template { file, cause } => {
             let source = SOURCES.iter().position(|known| known == file);
             (frame.number(5).bytes(cause.as_bytes())).number(source.unwrap_or_default())
@@ -236,6 +283,7 @@ fn read_error(reading: &mut Reading<'_>) -> io::Result<TokenizerError> {
         2 => TokenizerError::Encode { cause },
         3 => TokenizerError::Process { cause },
         6 => TokenizerError::World { cause },
+        7 => TokenizerError::Grammar { cause },
         _ => {
             let file = SOURCES.get(reading.number()?);
             let file = file.ok_or(io::ErrorKind::InvalidData)?;

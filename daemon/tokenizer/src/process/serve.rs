@@ -16,20 +16,24 @@ use rustix::{
         Pid, PidfdFlags, Resource, Rlimit, Signal, WaitId, WaitIdOptions, WaitOptions,
         kill_process, pidfd_open, setrlimit, wait, waitid,
     },
+    time::{ClockId, clock_gettime},
 };
 
 use super::{
     NAME,
     message::{
-        Answer, Question, receive_files, receive_question, send_answer, send_error, send_vocabulary,
+        Answer, Question, SessionKind, receive_files, receive_question, send_answer, send_error,
+        send_vocabulary,
     },
 };
 use crate::{
     coder::TextCoder,
     error::{LimitReached, TokenizerError},
+    grammar::{GrammarMatcher, GrammarVocabulary},
     limits::{
-        PARSE_CPU_SECONDS_MAX, PARSE_MEMORY_BYTES_MAX, SESSION_CPU_SECONDS_MAX,
-        SESSION_MEMORY_BYTES_MAX, SESSION_WAIT_MAX,
+        GRAMMAR_CPU_SECONDS_BASE, GRAMMAR_CPU_SECONDS_MAX, GRAMMAR_MEMORY_BYTES_MAX,
+        GRAMMAR_TOKENS_PER_CPU_SECOND, PARSE_CPU_SECONDS_MAX, PARSE_MEMORY_BYTES_MAX,
+        SESSION_CPU_SECONDS_MAX, SESSION_MEMORY_BYTES_MAX, SESSION_WAIT_MAX,
     },
 };
 
@@ -55,21 +59,28 @@ pub fn serve() -> io::Result<()> {
         limit(resource, Some(most))?;
     }
     limit_memory(PARSE_MEMORY_BYTES_MAX)?;
-    let coder = match receive_files(&control, TextCoder::new)? {
-        Ok((coder, vocabulary)) => {
-            send_vocabulary(&vocabulary, &control)?;
-            coder
-        }
+    let (coder, vocabulary) = match receive_files(&control, TextCoder::new)? {
+        Ok(parsed) => parsed,
         Err(error) => return send_error(&error, &control),
     };
+    send_vocabulary(&vocabulary, &control)?;
+    // Made for the first grammar, and here, so that all sessions share it.
+    let mut grammars = None;
     // Forking costs little, but for years: this process itself does nothing else from here on.
     limit(Resource::Cpu, None)?;
-    while let Some(session) = next_session(&control)? {
+    while let Some((session, kind)) = next_session(&control)? {
+        if kind == SessionKind::Grammar {
+            grammars.get_or_insert_with(|| GrammarVocabulary::new(&vocabulary.pieces));
+        }
         // Supervisors that ended since the last session.
         while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
         if fork()?.is_none() {
             drop(control);
-            let _ = supervise(session, &coder);
+            let work = |session: &UnixStream| match (kind, &grammars) {
+                (SessionKind::Grammar, Some(vocabulary)) => follow(session, vocabulary.as_ref()),
+                (SessionKind::Text | SessionKind::Grammar, _) => work(session, &coder),
+            };
+            let _ = supervise(session, kind, work);
             exit(0);
         }
     }
@@ -104,8 +115,8 @@ fn limit_memory(more: u64) -> io::Result<()> {
     limit(Resource::As, Some(in_use + more))
 }
 
-/// The descriptor of the next session; `None` when nobody will ask for one.
-fn next_session(control: &UnixStream) -> io::Result<Option<UnixStream>> {
+/// The descriptor of the next session, and what it is for; `None` when nobody will ask for one.
+fn next_session(control: &UnixStream) -> io::Result<Option<(UnixStream, SessionKind)>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let mut byte = [0];
@@ -120,7 +131,12 @@ fn next_session(control: &UnixStream) -> io::Result<Option<UnixStream>> {
         RecvAncillaryMessage::ScmRights(mut rights) => rights.next(),
         _ => None,
     });
-    Ok(Some(rights.ok_or(io::ErrorKind::InvalidData)?.into()))
+    let kind = match byte[0] {
+        byte if byte == SessionKind::Grammar as u8 => SessionKind::Grammar,
+        _ => SessionKind::Text,
+    };
+    let descriptor = rights.ok_or(io::ErrorKind::InvalidData)?;
+    Ok(Some((descriptor.into(), kind)))
 }
 
 /// Forks; `None` in the child.
@@ -139,10 +155,15 @@ fn exit(code: i32) -> ! {
     unsafe { libc::_exit(code) }
 }
 
-/// Lets a worker do the session, and tells how it ended where it could not. Kills it when the caller goes away or time is up.
-fn supervise(session: UnixStream, coder: &TextCoder) -> io::Result<()> {
+/// Lets a worker do the session, and tells how it ended where it could not. Kills it when the caller goes away, or time is up:
+/// a grammar's, which lasts as long as its text is written, has none of its own.
+fn supervise(
+    session: UnixStream,
+    kind: SessionKind,
+    work: impl FnOnce(&UnixStream) -> io::Result<Infallible>,
+) -> io::Result<()> {
     let Some(worker) = fork()? else {
-        exit(i32::from(work(&session, coder).is_err()));
+        exit(i32::from(work(&session).is_err()));
     };
     let ended = pidfd_open(worker, PidfdFlags::empty())?;
     let mut watched = [
@@ -151,7 +172,8 @@ fn supervise(session: UnixStream, coder: &TextCoder) -> io::Result<()> {
         PollFd::new(&session, PollFlags::empty()),
     ];
     let wait = Timespec::try_from(SESSION_WAIT_MAX).expect("seconds fit");
-    retry_on_intr(|| poll(&mut watched, Some(&wait)))?;
+    let wait = Some(&wait).filter(|_| kind == SessionKind::Text);
+    retry_on_intr(|| poll(&mut watched, wait))?;
     let (has_ended, is_gone) = (
         !watched[0].revents().is_empty(),
         !watched[1].revents().is_empty(),
@@ -166,9 +188,13 @@ fn supervise(session: UnixStream, coder: &TextCoder) -> io::Result<()> {
         _ if is_gone => return Ok(()),
         None => return Ok(()),
         Some(_) if !has_ended => LimitReached::Wait,
-        Some(signal) if signal == Signal::XCPU.as_raw() => LimitReached::SessionCpu,
-        // The allocator aborts where it gets no memory, and so does the standard library at the stack's end.
-        Some(_) => LimitReached::SessionMemory,
+        Some(signal) => match (signal == Signal::XCPU.as_raw(), kind) {
+            (true, SessionKind::Text) => LimitReached::SessionCpu,
+            (true, SessionKind::Grammar) => LimitReached::GrammarCpu,
+            // The allocator aborts where it gets no memory, and so does the standard library at the stack's end.
+            (false, SessionKind::Text) => LimitReached::SessionMemory,
+            (false, SessionKind::Grammar) => LimitReached::GrammarMemory,
+        },
     };
     send_error(&TokenizerError::Limit(error), &session)
 }
@@ -184,10 +210,54 @@ fn work(session: &UnixStream, coder: &TextCoder) -> io::Result<Infallible> {
                 coder.encode_with_offsets(&text).map(Answer::Tokens)
             }
             Question::EncodeChat(chat) => coder.encode_chat(&chat).map(Answer::Ids),
+            // Of another kind of session.
+            Question::Compile(_) | Question::Accept(_) => {
+                return Err(io::ErrorKind::InvalidData.into());
+            }
         };
         match answer {
             Ok(answer) => send_answer(&answer, session)?,
             Err(error) => send_error(&error, session)?,
         }
     }
+}
+
+/// Compiles a grammar, and follows the text that is written by it.
+fn follow(
+    session: &UnixStream,
+    vocabulary: Result<&GrammarVocabulary, &TokenizerError>,
+) -> io::Result<Infallible> {
+    limit_memory(GRAMMAR_MEMORY_BYTES_MAX)?;
+    let mut matcher = None;
+    let mut accepted = 0;
+    loop {
+        let question = receive_question(session)?.ok_or(io::ErrorKind::UnexpectedEof)?;
+        limit(Resource::Cpu, Some(grammar_cpu_seconds(accepted)))?;
+        let allowed = match (question, &mut matcher) {
+            (Question::Compile(grammar), _) => vocabulary
+                .map_err(TokenizerError::clone)
+                .and_then(|vocabulary| GrammarMatcher::compile(vocabulary, &grammar))
+                .map(|(compiled, allowed)| {
+                    matcher = Some(compiled);
+                    allowed
+                }),
+            (Question::Accept(token), Some(matcher)) => {
+                accepted += 1;
+                matcher.accept(token)
+            }
+            _ => return Err(io::ErrorKind::InvalidData.into()),
+        };
+        match allowed {
+            Ok(allowed) => send_answer(&Answer::Allowed(allowed), session)?,
+            Err(error) => send_error(&error, session)?,
+        }
+    }
+}
+
+/// The CPU time at which the worker of a grammar is killed that has taken so many tokens, if it answers nothing before.
+fn grammar_cpu_seconds(accepted: u64) -> u64 {
+    let used = clock_gettime(ClockId::ProcessCPUTime).tv_sec;
+    // The second that has begun is not counted.
+    let now = u64::try_from(used).unwrap_or(0) + 1 + GRAMMAR_CPU_SECONDS_MAX;
+    now.min(GRAMMAR_CPU_SECONDS_BASE + accepted / GRAMMAR_TOKENS_PER_CPU_SECOND)
 }

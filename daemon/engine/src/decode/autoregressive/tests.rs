@@ -43,7 +43,8 @@ impl Counting {
             let mut logits = [0.0; 12];
             logits[known % 10] = 5.0;
             logits[11] = 9.0;
-            let chosen = (rows == unread).then(|| asked.choose(&mut logits, &mut [0; 12]).unwrap());
+            let chosen =
+                (rows == unread).then(|| asked.choose(&mut logits, &mut [0; 12]).unwrap().unwrap());
             asked.take(rows, chosen, &PassCost::default(), emit);
         }
         asked.generated()
@@ -188,7 +189,7 @@ fn the_penalty_is_for_all_that_stands_before_and_once() {
     while !asked.is_done() {
         // 3 would be said for ever.
         let mut logits = [-1.0, -1.0, -1.0, 5.0, 4.0, 3.0, -1.0, -1.0, -1.0, -1.0];
-        let chosen = asked.choose(&mut logits, &mut [0; 10]).unwrap();
+        let chosen = asked.choose(&mut logits, &mut [0; 10]).unwrap().unwrap();
         asked.take(1, Some(chosen), &PassCost::default(), &mut |_| {});
     }
     // 3 stands in the prompt and 4 and 5 then in the answer; said again, 3 is worth no less than the first time.

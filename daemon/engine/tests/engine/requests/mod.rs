@@ -2,5 +2,6 @@
 
 mod batching;
 mod decoding;
+mod grammars;
 mod phases;
 mod world;
