@@ -11,6 +11,7 @@ use crate::{
     compression::{Compress, Decompress, Inspect, Prune, Verify},
     config::{Config, ConfigArguments, ConfigError, Environment, Flags},
     examine::Doctor,
+    manual::Manual,
     planning::Planning,
     synth::Synth,
 };
@@ -99,6 +100,9 @@ pub enum Command {
     ///
     /// `sluice doctor` does the same, and looks at the daemon that runs. The exit code is 1 if something does not work.
     Doctor(Doctor),
+
+    /// Write the manual pages of sluiced, its commands and sluiced.toml into a folder
+    Man(Manual),
 
     /// Compare what a device computes with what reference implementations do
     ///

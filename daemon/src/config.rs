@@ -4,6 +4,7 @@
 mod file;
 mod flags;
 mod layers;
+mod manual;
 mod models;
 mod row;
 mod show;
@@ -26,6 +27,7 @@ use sluice_shared::renames;
 
 pub use self::{
     flags::Flags,
+    manual::manual,
     models::{ModelTable, ModelTables, ModelsFile},
     table::Config,
     values::{

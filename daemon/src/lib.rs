@@ -11,6 +11,7 @@ pub mod logging;
 pub mod check;
 pub mod compression;
 pub mod examine;
+pub mod manual;
 pub mod offline;
 pub mod planning;
 pub mod synth;

@@ -2,12 +2,13 @@
 
 use std::{env, process::ExitCode, sync::Arc};
 
+use clap::CommandFactory;
 use sluice_daemon::{
     allocator, background, check,
     cli::{Arguments, Command, Task},
     compression,
     config::Environment,
-    examine, lifecycle, logging, planning, synth,
+    examine, lifecycle, logging, manual, planning, synth,
 };
 use sluice_shared::exit;
 use sluice_tokenizer::process;
@@ -39,6 +40,9 @@ fn main() -> ExitCode {
         Some(Command::Prune(options)) => return ExitCode::from(compression::prune(options)),
         Some(Command::Inspect(options)) => return ExitCode::from(compression::inspect(options)),
         Some(Command::Doctor(options)) => return ExitCode::from(examine::run(options)),
+        Some(Command::Man(options)) => {
+            return ExitCode::from(manual::run(options, Arguments::command()));
+        }
         Some(Command::Check(options)) => return ExitCode::from(check::run(options)),
         None => {}
     }

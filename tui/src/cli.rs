@@ -144,6 +144,9 @@ pub enum Command {
     Man {
         /// The command.
         command: Option<String>,
+        /// Write the pages of all commands into this folder instead, for packages
+        #[arg(long, value_name = "DIR", conflicts_with = "command")]
+        folder: Option<PathBuf>,
     },
 }
 

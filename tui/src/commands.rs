@@ -35,7 +35,12 @@ mod status;
 mod thoughts;
 mod whole_file;
 
-use std::{env, io::IsTerminal, path::PathBuf, sync::Arc};
+use std::{
+    env, fs,
+    io::IsTerminal,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use clap::{CommandFactory, error::ErrorKind};
 use sluice_proto::v1;
@@ -45,6 +50,7 @@ use self::follow::{Asked, SavedFiles};
 pub use self::bench::BenchFigures;
 use crate::{
     cli::{Cli, Colour, Command, Screen},
+    complete,
     connection::{self, DaemonConnection},
     dashboard::{self, persist},
     output::{Failure, StandardOutput},
@@ -200,12 +206,12 @@ pub async fn run(cli: Cli, out: &mut StandardOutput) -> Result<(), Failure> {
             })
             .await
         }
-        Some(Command::Completions { shell }) => {
-            let mut script = Vec::new();
-            clap_complete::generate(shell, &mut Cli::command(), "sluice", &mut script);
-            out.raw(&script)
-        }
-        Some(Command::Man { command }) => manual(command.as_deref(), out),
+        Some(Command::Completions { shell }) => out.raw(&complete::script(shell)?),
+        Some(Command::Man {
+            folder: Some(folder),
+            ..
+        }) => manuals(&folder),
+        Some(Command::Man { command, .. }) => manual(command.as_deref(), out),
     }
 }
 
@@ -289,6 +295,13 @@ fn manual(name: Option<&str>, out: &mut StandardOutput) -> Result<(), Failure> {
     let mut roff = Vec::new();
     clap_mangen::Man::new(page).render(&mut roff)?;
     out.raw(&roff)
+}
+
+/// Writes the manual pages of the program and of all commands into a folder.
+fn manuals(folder: &Path) -> Result<(), Failure> {
+    let written =
+        fs::create_dir_all(folder).and_then(|()| clap_mangen::generate_to(Cli::command(), folder));
+    written.map_err(|error| Failure::new(format!("cannot write {}: {error}", folder.display())))
 }
 
 /// The failure for wrong usage that the parser cannot detect.

@@ -17,7 +17,7 @@ use sluice_proto::{
         telemetry_service_client::TelemetryServiceClient,
     },
 };
-use sluice_shared::address::{DaemonAddress, Surroundings, socket_path};
+use sluice_shared::address::{self, DaemonAddress, Surroundings, socket_path};
 use tokio::time::sleep;
 use tonic::{
     Request, Status,
@@ -26,7 +26,7 @@ use tonic::{
     transport::Channel,
 };
 
-use crate::output::Failure;
+use crate::output::{CLOSED_HINT, Failure};
 
 /// The socket to use: the flag, or the rule that the daemon follows too.
 #[must_use]
@@ -40,6 +40,12 @@ pub fn socket(flag: Option<&Path>) -> PathBuf {
             user_id: rustix::process::getuid().as_raw(),
         },
     )
+}
+
+/// Whether the service has a folder for its socket that this user can't look into, so that another place was tried.
+fn service_is_closed() -> bool {
+    let socket = std::fs::symlink_metadata(address::SYSTEM_SOCKET);
+    socket.is_err_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied)
 }
 
 /// How long a command waits for the daemon without a word.
@@ -170,7 +176,14 @@ impl DaemonConnection {
                 socket,
                 channel: InterceptedService::new(channel, token),
             }),
-            Err(error) => Err(Failure::unreachable(&error)),
+            Err(error) => {
+                let failure = Failure::unreachable(&error);
+                let is_elsewhere = !error.is_denied && !error.is_busy;
+                Err(match is_elsewhere && service_is_closed() {
+                    true => failure.with_hint(CLOSED_HINT),
+                    false => failure,
+                })
+            }
         }
     }
 

@@ -1,7 +1,7 @@
 //! `sluice`: the terminal client of `sluiced`.
 //!
 //! [`cli`] is the command line, [`commands`] what each subcommand does, [`dashboard`] the
-//! screen that a bare `sluice` opens. They share [`canvas`] (tokens to styled text),
+//! screen that a bare `sluice` opens, [`complete`] what shells complete. They share [`canvas`] (tokens to styled text),
 //! [`live`] (a canvas redrawn in place), [`json`] (events for scripts), [`output`] (errors,
 //! exit codes, writing), [`operations`] (finding and cancelling them), [`record`] (a request's passes, to be seen again), [`plans`] (figures of plans in words), [`formats`]
 //! (what files and weights are), [`phases`] (where the time of passes went), [`user_folders`] (where files are), [`settings`]
@@ -10,6 +10,7 @@
 pub mod canvas;
 pub mod cli;
 pub mod commands;
+pub mod complete;
 pub mod connection;
 pub mod dashboard;
 pub mod formats;
@@ -38,6 +39,11 @@ use output::{Failure, StandardOutput};
 /// Runs `sluice` with the given arguments, the program's name first.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let arguments: Vec<_> = arguments.into_iter().collect();
+    match complete::complete(&arguments) {
+        Ok(false) => {}
+        Ok(true) => return ExitCode::from(exit::OK),
+        Err(error) => return ExitCode::from(report_usage(&error)),
+    }
     let json = wants_json(&arguments);
     let parsed = cli::Cli::try_parse_from(&arguments)
         .map_err(|error| renamed_flags::with_tip(error, &cli::Cli::command(), &arguments));

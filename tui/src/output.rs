@@ -212,6 +212,9 @@ fn usage_words(error: &clap::Error) -> (String, Option<String>) {
 /// Hint where the socket belongs to another user.
 const DENIED_HINT: &str = "the socket of the service is open to the group sluice: run `sudo usermod -aG sluice $USER` (to load models and change levels as well: sluice,sluice-admin) and log in again; or name your own daemon's socket with --socket";
 
+/// Hint where none of this user's runs, and the service is open to a group that this user isn't in.
+pub const CLOSED_HINT: &str = "a service is installed here, for the group sluice: run `sudo usermod -aG sluice $USER` (to load models and change levels as well: sluice,sluice-admin) and log in again; or start your own daemon by `sluice run NAME`";
+
 /// Hint where a daemon listens and does not answer.
 const BUSY_HINT: &str =
     "try again; if it stays so, look at its log (`journalctl -u sluice`), or restart it";

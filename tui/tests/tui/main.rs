@@ -3,6 +3,7 @@
 
 mod chat;
 mod client;
+mod completions;
 mod daemon;
 mod doctor;
 mod fidelity;
