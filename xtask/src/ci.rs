@@ -7,7 +7,9 @@ use std::process::{Command, ExitCode, Stdio};
 use crate::outcome::Outcome;
 use crate::steps::{Step, command, ended, steps};
 use crate::system::{TemporaryFolder, cargo, has, root};
-use crate::{clients, examples, first_build, layers, ptx, soak, units, words};
+use crate::{
+    clean_root, clients, container, examples, first_build, layers, ptx, soak, units, words,
+};
 
 /// The version whose rules `deny.toml` is written for.
 const CARGO_DENY_VERSION: &str = "0.20.2";
@@ -24,7 +26,7 @@ pub(crate) enum Tests {
 }
 
 const TESTS: Step = ("test", tests);
-const CHECKS: [Step; 16] = [
+const CHECKS: [Step; 18] = [
     ("format", format),
     ("layers", layers::check),
     ("schema", schema),
@@ -37,6 +39,8 @@ const CHECKS: [Step; 16] = [
     ("licences", licences),
     ("advisories", advisories),
     ("unit files", units::check),
+    ("packages", clean_root::check),
+    ("container recipe", container::check),
     ("examples", examples::check),
     ("kernels", ptx::ci_step),
     // Last: they leave a daemon with all features where others look for one without.
@@ -51,6 +55,10 @@ pub(crate) fn run(tests: Tests) -> ExitCode {
 
 pub(crate) fn run_units() -> ExitCode {
     steps([("unit files", units::check as fn() -> _)].into_iter())
+}
+
+pub(crate) fn run_clean_root() -> ExitCode {
+    steps([("packages", clean_root::check as fn() -> _)].into_iter())
 }
 
 pub(crate) fn run_words() -> ExitCode {

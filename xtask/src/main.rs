@@ -1,13 +1,16 @@
 //! What people run on this repository, one module a command.
 
 mod ci;
+mod clean_root;
 mod clients;
+mod container;
 mod demo;
 mod examples;
 mod first_build;
 mod layers;
 mod model;
 mod outcome;
+mod package;
 mod packages;
 mod pictures;
 mod ptx;
@@ -40,6 +43,10 @@ Usage: cargo xtask COMMAND
   layers --picture [CRATE]
                          prints which crate imports which, or which module of a crate which other, for Mermaid
   first-build            builds what `cargo demo` does from nothing, and prints crates, CPU time and time
+  package                builds for release, and makes an archive and a Debian package in target/packages
+  package --programs DIR [--version V]
+                         makes them of programs that are there
+  clean-root             tries them in a clean root of Debian with a systemd of its own; as root, with debootstrap
   units                  checks the files in systemd/
   words                  counts old words in help, schema and public items
   ptx [--check]          compiles the kernels for NVIDIA cards; --check compares with what is committed, and assembles
@@ -82,6 +89,12 @@ fn main() -> ExitCode {
         ["layers", "--picture"] => layers::picture(None),
         ["layers", "--picture", name] if !is_help(name) => layers::picture(Some(name)),
         ["first-build"] => first_build::run(),
+        ["package"] => package::run(),
+        ["package", "--programs", programs] => package::run_with(programs, None),
+        ["package", "--programs", programs, "--version", version] => {
+            package::run_with(programs, Some(version))
+        }
+        ["clean-root"] => ci::run_clean_root(),
         ["units"] => ci::run_units(),
         ["words"] => ci::run_words(),
         ["ptx"] => ptx::run(ptx::Mode::Write),

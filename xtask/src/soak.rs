@@ -4,6 +4,7 @@ use std::io;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
+use crate::clean_root;
 use crate::outcome::Outcome;
 use crate::steps::{Step, command, steps};
 use crate::system::{cargo, has};
@@ -46,11 +47,12 @@ const CONCURRENT: [&str; 4] = ["-p", "sluice-engine", "-p", "sluice-daemon"];
 const SANITIZED: &str = "target/sanitizer";
 
 pub(crate) fn run() -> ExitCode {
-    let all: [Step; 8] = [
+    let all: [Step; 9] = [
         ("hostile bytes", hostile_bytes),
         ("mutated files", mutated_files),
         ("kills", kills),
         ("memory of a GPU", memory_of_a_gpu),
+        ("packages", clean_root::check_release),
         ("load", load),
         ("address sanitizer", address_sanitizer),
         ("thread sanitizer", thread_sanitizer),

@@ -90,6 +90,8 @@ fn units(checks: &mut Checks) -> io::Result<()> {
         .arg(folder.path().join("sluice.service"));
     checks.run(&mut security)?;
 
+    user_units(checks, folder.path(), &program)?;
+
     // The drop-ins afterwards: the bound is for the unit as it is installed.
     let drop_in = folder.path().join("sluice.service.d");
     fs::create_dir(&drop_in)?;
@@ -97,6 +99,23 @@ fn units(checks: &mut Checks) -> io::Result<()> {
         let file = root().join("systemd/sluice.service.d").join(name);
         fs::copy(file, drop_in.join(name))?;
     }
+    checks.run_silent(&mut verify)
+}
+
+/// Those for one user, which a user's manager runs.
+fn user_units(checks: &mut Checks, folder: &Path, program: &Path) -> io::Result<()> {
+    let into = folder.join("user");
+    fs::create_dir(&into)?;
+    for unit in UNITS {
+        let text = fs::read_to_string(root().join("systemd/user").join(unit))?;
+        let text = text.replace("/usr/bin/sluiced", &program.to_string_lossy());
+        fs::write(into.join(unit), text)?;
+    }
+    let mut verify = Command::new("systemd-analyze");
+    verify
+        .args(["verify", "--user", "--man=no"])
+        .args(UNITS.map(|unit| into.join(unit)))
+        .env("XDG_RUNTIME_DIR", folder);
     checks.run_silent(&mut verify)
 }
 
