@@ -168,7 +168,10 @@ fn features() -> io::Result<Outcome> {
         other => return Ok(other),
     }
     // One build for both: tests of the port, and those whose names have the other feature's.
-    for which in [&["--test", "http"][..], &["--lib", "--test", "daemon", "grammar"]] {
+    for which in [
+        &["--test", "http"][..],
+        &["--lib", "--test", "daemon", "grammar"],
+    ] {
         let mut tests = cargo();
         tests.arg("test").args(TESTED).args(BUILT).args(which);
         match tests_of(&mut tests)? {

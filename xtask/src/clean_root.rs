@@ -4,7 +4,7 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitCode, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -58,6 +58,25 @@ pub(crate) fn check_release() -> io::Result<Outcome> {
     match package::build()? {
         Outcome::Passed => try_packages(&package::released(), OLDEST),
         other => Ok(other),
+    }
+}
+
+/// With programs that are there, in this release of Debian.
+pub(crate) fn run_with(programs: &str, suite: &str) -> ExitCode {
+    let outcome = match missing() {
+        Some(why) => Ok(Outcome::Skipped(why)),
+        None => try_packages(Path::new(programs), suite),
+    };
+    match outcome {
+        Ok(Outcome::Passed) => ExitCode::SUCCESS,
+        Ok(Outcome::Skipped(why) | Outcome::Failed(why)) => {
+            eprintln!("xtask: {why}");
+            ExitCode::FAILURE
+        }
+        Err(error) => {
+            eprintln!("xtask: {error}");
+            ExitCode::FAILURE
+        }
     }
 }
 

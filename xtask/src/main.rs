@@ -47,6 +47,8 @@ Usage: cargo xtask COMMAND
   package --programs DIR [--version V]
                          makes them of programs that are there
   clean-root             tries them in a clean root of Debian with a systemd of its own; as root, with debootstrap
+  clean-root --programs DIR --suite SUITE
+                         the same with programs that are there, in another release of Debian, such as bullseye
   units                  checks the files in systemd/
   words                  counts old words in help, schema and public items
   ptx [--check]          compiles the kernels for NVIDIA cards; --check compares with what is committed, and assembles
@@ -95,6 +97,9 @@ fn main() -> ExitCode {
             package::run_with(programs, Some(version))
         }
         ["clean-root"] => ci::run_clean_root(),
+        ["clean-root", "--programs", programs, "--suite", suite] => {
+            clean_root::run_with(programs, suite)
+        }
         ["units"] => ci::run_units(),
         ["words"] => ci::run_words(),
         ["ptx"] => ptx::run(ptx::Mode::Write),

@@ -14,7 +14,6 @@ use crate::outcome::Outcome;
 use crate::steps::{command, steps};
 use crate::system::{TemporaryFolder, cargo, has, root};
 
-
 /// Of glibc, the least version that released programs run with: Debian 11, Ubuntu 20.04.
 const GLIBC: &str = "2.31";
 
