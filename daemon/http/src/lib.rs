@@ -33,4 +33,4 @@ mod streaming;
 mod tools;
 mod values;
 
-pub use self::server::{HttpFront, HttpOptions};
+pub use self::{routes::HttpOptions, server::HttpFront};

@@ -1,5 +1,7 @@
 //! Which request goes where, and what all answers have.
 
+use std::sync::Arc;
+
 use http_body::Body as HttpBody;
 use hyper::{
     Method, Request, StatusCode,
@@ -7,14 +9,14 @@ use hyper::{
     http::Extensions,
 };
 use percent_encoding::percent_decode_str;
+use sluice_shared::origin::Origin;
 use tonic::codegen::Bytes;
 
 use crate::{
-    body,
+    body::{self, BodyAccount},
     failure::Failure,
     health, ollama, openai, origins,
-    server::HttpFront,
-    services::Services,
+    services::{GrpcServices, Services},
     streaming::{self, Answer},
 };
 
@@ -114,75 +116,99 @@ impl Dialect {
     }
 }
 
-/// Answers a request. Its own words for what is wrong are those of the API that was called.
-pub(crate) async fn answer<B>(
-    front: &HttpFront,
-    connection: &Extensions,
-    request: Request<B>,
-) -> Answer
-where
-    B: HttpBody<Data = Bytes> + Unpin,
-{
-    let dialect = Dialect::of(request.uri().path());
-    let origin = match origins::check(&front.options.origins, request.headers()) {
-        Ok(origin) => origin,
-        Err(refused) => return dialect.failed(refused),
-    };
-    let mut answer = match request.method() {
-        &Method::OPTIONS if origin.is_some() => {
-            let mut answer = Answer::default();
-            *answer.status_mut() = StatusCode::NO_CONTENT;
-            origins::allow_requests(answer.headers_mut());
-            answer
-        }
-        _ => (handle(front, connection, request).await)
-            .unwrap_or_else(|failure| dialect.failed(failure)),
-    };
-    if let Some(origin) = origin {
-        origins::allow(origin, answer.headers_mut());
-    }
-    answer
+/// What the administrator decides.
+#[derive(Debug, Clone, Default)]
+pub struct HttpOptions {
+    /// Web pages that may call.
+    pub origins: Vec<Origin>,
+    /// Whether the daemon knows tokens. Where it knows none, the key that clients of OpenAI's API insist on means nothing, and
+    /// is not handed on.
+    pub has_tokens: bool,
 }
 
-async fn handle<B>(
-    front: &HttpFront,
-    connection: &Extensions,
-    request: Request<B>,
-) -> Result<Answer, Failure>
-where
-    B: HttpBody<Data = Bytes> + Unpin,
-{
-    let Some(place) = Place::of(request.uri().path()) else {
-        let message = "there is nothing at this path; docs/http.md lists what there is";
-        return Err(Failure::new(StatusCode::NOT_FOUND, "unknown_path", message));
-    };
-    let method = place.method();
-    // The HTTP library leaves its body out.
-    let is_head = request.method() == Method::HEAD && method == Method::GET;
-    if *request.method() != method && !is_head {
-        let message = format!("this path takes {method}");
-        let status = StatusCode::METHOD_NOT_ALLOWED;
-        return Err(Failure {
-            allowed: Some(method),
-            ..Failure::new(status, "method_not_allowed", message)
-        });
+/// All that answers requests. Clones share what they count.
+#[derive(Debug, Clone)]
+pub(crate) struct Routes {
+    services: GrpcServices,
+    options: Arc<HttpOptions>,
+    bodies: Arc<BodyAccount>,
+}
+
+impl Routes {
+    pub(crate) fn new(services: GrpcServices, options: HttpOptions) -> Self {
+        Self {
+            services,
+            options: Arc::new(options),
+            bodies: Arc::default(),
+        }
     }
-    let has_tokens = front.options.has_tokens;
-    let services = Services::new(&front.services, connection, request.headers(), has_tokens);
-    let body = body::read(request.into_body(), &front.bodies).await?;
-    match place {
-        // Ollama's clients look here whether anybody is there.
-        Place::Root => Ok(streaming::text("sluiced is running\n")),
-        Place::Health => health::answer(&services).await,
-        Place::Chat => openai::chat::answer(&services, body).await,
-        Place::Completions => openai::completions::answer(&services, body).await,
-        Place::Models => openai::models::list(&services).await,
-        Place::Model(name) => openai::models::find(&services, &name).await,
-        Place::OllamaChat => ollama::chat::answer(&services, body).await,
-        Place::OllamaGenerate => ollama::generate::answer(&services, body).await,
-        Place::OllamaTags => ollama::models::tags(&services).await,
-        Place::OllamaPs => ollama::models::ps(&services).await,
-        Place::OllamaShow => ollama::models::show(&services, body).await,
-        Place::OllamaVersion => ollama::models::version(&services).await,
+
+    /// Answers a request. Its own words for what is wrong are those of the API that was called.
+    pub(crate) async fn answer<B>(&self, connection: &Extensions, request: Request<B>) -> Answer
+    where
+        B: HttpBody<Data = Bytes> + Unpin,
+    {
+        let dialect = Dialect::of(request.uri().path());
+        let origin = match origins::check(&self.options.origins, request.headers()) {
+            Ok(origin) => origin,
+            Err(refused) => return dialect.failed(refused),
+        };
+        let mut answer = match request.method() {
+            &Method::OPTIONS if origin.is_some() => {
+                let mut answer = Answer::default();
+                *answer.status_mut() = StatusCode::NO_CONTENT;
+                origins::allow_requests(answer.headers_mut());
+                answer
+            }
+            _ => (self.handle(connection, request).await)
+                .unwrap_or_else(|failure| dialect.failed(failure)),
+        };
+        if let Some(origin) = origin {
+            origins::allow(origin, answer.headers_mut());
+        }
+        answer
+    }
+
+    async fn handle<B>(
+        &self,
+        connection: &Extensions,
+        request: Request<B>,
+    ) -> Result<Answer, Failure>
+    where
+        B: HttpBody<Data = Bytes> + Unpin,
+    {
+        let Some(place) = Place::of(request.uri().path()) else {
+            let message = "there is nothing at this path; docs/http.md lists what there is";
+            return Err(Failure::new(StatusCode::NOT_FOUND, "unknown_path", message));
+        };
+        let method = place.method();
+        // The HTTP library leaves its body out.
+        let is_head = request.method() == Method::HEAD && method == Method::GET;
+        if *request.method() != method && !is_head {
+            let message = format!("this path takes {method}");
+            let status = StatusCode::METHOD_NOT_ALLOWED;
+            return Err(Failure {
+                allowed: Some(method),
+                ..Failure::new(status, "method_not_allowed", message)
+            });
+        }
+        let has_tokens = self.options.has_tokens;
+        let services = Services::new(&self.services, connection, request.headers(), has_tokens);
+        let body = body::read(request.into_body(), &self.bodies).await?;
+        match place {
+            // Ollama's clients look here whether anybody is there.
+            Place::Root => Ok(streaming::text("sluiced is running\n")),
+            Place::Health => health::answer(&services).await,
+            Place::Chat => openai::chat::answer(&services, body).await,
+            Place::Completions => openai::completions::answer(&services, body).await,
+            Place::Models => openai::models::list(&services).await,
+            Place::Model(name) => openai::models::find(&services, &name).await,
+            Place::OllamaChat => ollama::chat::answer(&services, body).await,
+            Place::OllamaGenerate => ollama::generate::answer(&services, body).await,
+            Place::OllamaTags => ollama::models::tags(&services).await,
+            Place::OllamaPs => ollama::models::ps(&services).await,
+            Place::OllamaShow => ollama::models::show(&services, body).await,
+            Place::OllamaVersion => ollama::models::version(&services).await,
+        }
     }
 }

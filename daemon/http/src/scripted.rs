@@ -301,13 +301,10 @@ async fn fields_become_those_of_the_schema() {
         (thinking.steps, thinking.prior.unwrap().steps),
         (Some(3), Some(20))
     );
-    let autoregressive = v1::AutoregressiveOptions {
-        stop: vec!["x".to_owned()],
-        top_logprobs: Some(0),
-        ..Default::default()
-    };
-    let decoding = v1::generate_request::Decoding::Autoregressive(autoregressive);
-    assert_eq!(asked.decoding, Some(decoding));
+    let mut expected = v1::GenerateRequest::default();
+    let options = expected.autoregressive_mut();
+    (options.stop, options.top_logprobs) = (vec!["x".to_owned()], Some(0));
+    assert_eq!(asked.decoding, expected.decoding);
 
     let request = chat(json!({"sluice": {
         "preset": "fast", "policy": "threshold:t=0.8", "steps": 7, "guidance": 1.5, "remasking": "margin",
@@ -317,7 +314,7 @@ async fn fields_become_those_of_the_schema() {
     let (status, body) = http.post("/v1/chat/completions", &request).await;
     assert_eq!(status, 200, "{body}");
     let asked = http.asked();
-    assert!(asked.sampling.clone().unwrap().greedy);
+    assert!(asked.sampling.unwrap().greedy);
     let diffusion = asked.diffusion().unwrap().clone();
     assert_eq!(diffusion.preset(), v1::DecodingPreset::Fast);
     assert_eq!(diffusion.remasking(), v1::Remasking::Margin);

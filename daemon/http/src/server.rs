@@ -1,6 +1,6 @@
 //! Connections of HTTP/1.1.
 
-use std::{convert::Infallible, sync::Arc};
+use std::convert::Infallible;
 
 use hyper::{
     Request,
@@ -11,7 +11,6 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::TokioIo;
-use sluice_shared::origin::Origin;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tonic::{
     body::Body,
@@ -20,31 +19,15 @@ use tonic::{
 use tower::{Service, util::BoxCloneSyncService};
 
 use crate::{
-    body::BodyAccount,
     limits::{BUFFER_BYTES_MAX, HEADERS_MAX},
     patience::{PatientStream, Usage},
-    routes,
-    services::GrpcServices,
+    routes::{HttpOptions, Routes},
     streaming::Counted,
 };
 
-/// What the administrator decides.
-#[derive(Debug, Clone, Default)]
-pub struct HttpOptions {
-    /// Web pages that may call.
-    pub origins: Vec<Origin>,
-    /// Whether the daemon knows tokens. Where it knows none, the key that clients of OpenAI's API insist on means nothing, and
-    /// is not handed on.
-    pub has_tokens: bool,
-}
-
 /// Answers HTTP with the daemon's services. Clones share what they count.
 #[derive(Debug, Clone)]
-pub struct HttpFront {
-    pub(crate) services: GrpcServices,
-    pub(crate) options: Arc<HttpOptions>,
-    pub(crate) bodies: Arc<BodyAccount>,
-}
+pub struct HttpFront(Routes);
 
 impl HttpFront {
     /// A front of these services, which are behind what counts calls and checks who makes them.
@@ -57,11 +40,7 @@ impl HttpFront {
             + 'static,
         S::Future: Send + 'static,
     {
-        Self {
-            services: BoxCloneSyncService::new(services),
-            options: Arc::new(options),
-            bodies: Arc::default(),
-        }
+        Self(Routes::new(BoxCloneSyncService::new(services), options))
     }
 
     /// Serves a connection to its end. `extensions` go with each call that is made for it. Once `closing` is done, the request
@@ -77,11 +56,11 @@ impl HttpFront {
         let usage = Usage::new();
         let stream = TokioIo::new(PatientStream::new(stream, usage.clone()));
         let service = service_fn(move |request: Request<Incoming>| {
-            let (front, extensions) = (self.clone(), extensions.clone());
+            let (routes, extensions) = (self.0.clone(), extensions.clone());
             let under_way = usage.request();
             async move {
                 let is_chunked = request.headers().contains_key(TRANSFER_ENCODING);
-                let mut answer = routes::answer(&front, &extensions, request).await;
+                let mut answer = routes.answer(&extensions, request).await;
                 if is_chunked {
                     // A request that tells its length in two ways has lost one of them by now. A proxy before this may have
                     // believed the other, and take what follows for another request.

@@ -91,7 +91,7 @@ pub(super) async fn run(services: &Services, mut job: Job) -> Result<Answer, Fai
     }
     let first = generations.first().map_or(0, |generation| generation.id);
     let mut answer = match job.stream {
-        true => streaming::events(EventStream::new(job, first, generations)),
+        true => streaming::events(EventStream::begin(job, first, generations)),
         false => whole(&job, first, generations).await?,
     };
     answer
@@ -280,7 +280,7 @@ struct EventStream {
 }
 
 impl EventStream {
-    fn new(job: Job, first: u64, generations: Vec<Generation>) -> impl Stream<Item = String> {
+    fn begin(job: Job, first: u64, generations: Vec<Generation>) -> impl Stream<Item = String> {
         let left = generations.len();
         let steps = (0..).zip(generations).map(|(index, generation)| {
             let steps = stream::unfold(Some(generation), move |generation| async move {
