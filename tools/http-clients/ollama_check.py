@@ -1,6 +1,7 @@
 """The `ollama` package against a daemon: SLUICE_HTTP is its address, MODEL the model's name, KIND its kind."""
 
 import importlib.metadata
+import json
 import os
 import sys
 
@@ -74,8 +75,18 @@ def logprobs():
     assert told and all(token.logprob <= 0 and len(token.top_logprobs) == 2 for token in told)
 
 
+def forms():
+    schema = {"type": "object", "properties": {"count": {"type": "integer"}}, "required": ["count"]}
+    options = {"seed": 3, "num_predict": 200, "temperature": 1}
+    if KIND != "autoregressive":
+        refused("format", format=schema)
+        return
+    answer = client.chat(model=MODEL, messages=STORY, options=options, format=schema)
+    assert isinstance(json.loads(answer.message.content)["count"], int), answer
+
+
 def main():
-    for check in (models, chat, generate, refusals, logprobs):
+    for check in (models, chat, generate, refusals, logprobs, forms):
         check()
         print(f"ollama {importlib.metadata.version('ollama')}: {check.__name__}")
 

@@ -1,6 +1,7 @@
 """The `openai` package against a daemon: SLUICE_HTTP is its address, MODEL the model's name, KIND its kind."""
 
 import asyncio
+import json
 import os
 import sys
 
@@ -229,6 +230,31 @@ def only_autoregressive():
     assert told.logprobs.text_offset[0] == 0
 
 
+def forms():
+    """Answers that match a schema."""
+    schema = {
+        "type": "object",
+        "properties": {"kind": {"enum": ["kite", "fox"]}, "count": {"type": "integer"}},
+        "required": ["kind", "count"],
+        "additionalProperties": False,
+    }
+    named = {"type": "json_schema", "json_schema": {"name": "it", "schema": schema}}
+    if KIND != "autoregressive":
+        refused("response_format", response_format=named)
+        return
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=STORY,
+        max_tokens=200,
+        seed=3,
+        temperature=1,
+        response_format=named,
+    ).choices[0]
+    assert answer.finish_reason == "stop", answer
+    read = json.loads(answer.message.content)
+    assert read["kind"] in ("kite", "fox") and isinstance(read["count"], int), read
+
+
 def only_masked_diffusion():
     before, after = "Once upon a time there was a", " who had a red kite."
     arguments = dict(model=MODEL, prompt=before, suffix=after, max_tokens=6, seed=3)
@@ -296,6 +322,7 @@ def main():
         refusals,
         own,
         only_autoregressive,
+        forms,
         only_masked_diffusion,
         schema,
     ):

@@ -31,6 +31,8 @@ fields! {
         honoured eos_policy: Word<EosPolicy> = "what an end-of-sequence token does: `stop`, `suppress`, `keep`",
         honoured think_steps: u32 = "latent thought models: most steps of inference",
         honoured prior: Word<PriorSampling> = "latent thought models: how the learned prior is sampled, such as `heun:20`",
+        honoured regex: String = "autoregressive models: a regular expression that the answer matches",
+        honoured lark: String = "autoregressive models: rules that the answer matches ([grammars](grammars.md))",
         honoured canvas: bool = "with `stream`: pictures of the canvas between the pieces of text",
         honoured timeout_ms: u64 = "time for the whole request, its wait included",
         honoured when_full: Word<WhenFull> = "where the queue is full: `wait` (the default) or `refuse`, with status 429",

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use sluice_proto::v1::{self, generation_event::Event};
+use sluice_proto::v1::{self, generate_request::Decoding, generation_event::Event};
 use tonic::Streaming;
 
-use crate::{failure::Failure, logprobs::TokenQueue, services::Services};
+use crate::{failure::Failure, format, logprobs::TokenQueue, services::Services};
 
 /// Metadata by which a call says what becomes of it where the queue is full (generation_service.proto).
 const WHEN_FULL: &str = "sluice-when-full";
@@ -115,14 +115,20 @@ impl Generation {
             let refuse = tonic::metadata::MetadataValue::from_static("refuse");
             call.metadata_mut().insert(WHEN_FULL, refuse);
         }
+        let grammar = match &call.get_ref().decoding {
+            Some(Decoding::Autoregressive(options)) => options.grammar.as_ref().map(format::name),
+            Some(Decoding::Diffusion(_)) | None => None,
+        };
         let answer = services.generation().generate(call).await;
         let mut events = match (answer, &infill) {
             (Ok(answer), _) => answer.into_inner(),
-            (Err(refused), None) => return Err(refused.into()),
-            // To the engine, the texts on both sides are pins.
-            (Err(refused), Some(_)) => {
-                let is_side = |field: &str| field == "diffusion.pins";
-                let name = |field: &str| is_side(field).then(|| "suffix".to_owned());
+            (Err(refused), infill) => {
+                let name = |field: &str| match field {
+                    // To the engine, the texts on both sides are pins.
+                    "diffusion.pins" if infill.is_some() => Some("suffix".to_owned()),
+                    "autoregressive.grammar" => grammar.map(str::to_owned),
+                    _ => None,
+                };
                 return Err(Failure::from(refused).renamed(name));
             }
         };

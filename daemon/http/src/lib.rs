@@ -12,6 +12,7 @@ mod documented;
 mod extension;
 mod failure;
 mod fields;
+mod format;
 mod generation;
 mod health;
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use sluice_proto::v1::{self, generate_request::Input};
 
 use crate::{
-    extension::Extension, failure::Failure, generation::CallTerms, limits::CHOICES_MAX,
+    extension::Extension, failure::Failure, format, generation::CallTerms, limits::CHOICES_MAX,
     models::untagged, values::Texts,
 };
 
@@ -21,6 +21,8 @@ pub(crate) struct Sampling {
     pub(crate) stop: Option<Texts>,
     /// Tokens whose log-probabilities come beside each token's; `None`: none are told.
     pub(crate) top_logprobs: Option<u32>,
+    /// What the answer matches.
+    pub(crate) grammar: Option<v1::Grammar>,
     pub(crate) n: Option<u32>,
     pub(crate) sluice: Option<Extension>,
 }
@@ -100,15 +102,16 @@ impl Sampling {
             sluice.apply(&mut request);
         }
         let options = v1::AutoregressiveOptions {
-            grammar: None,
+            grammar: self.grammar.clone(),
             stop: (self.stop.as_ref()).map_or_else(Vec::new, |Texts(stop)| stop.clone()),
             top_logprobs: self.top_logprobs,
         };
         if options != v1::AutoregressiveOptions::default() {
             if let Some(other) = self.sluice.as_ref().and_then(Extension::of_diffusion) {
-                let asked = match options.stop.is_empty() {
-                    true => "logprobs",
-                    false => "stop",
+                let asked = match &options.grammar {
+                    _ if !options.stop.is_empty() => "stop",
+                    Some(grammar) => format::name(grammar),
+                    None => "logprobs",
                 };
                 let problem = format!(
                     "is for autoregressive models, and `{other}` for masked diffusion models; leave one of them out"

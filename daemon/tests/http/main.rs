@@ -7,6 +7,7 @@ mod support;
 mod chats;
 mod client;
 mod completions;
+mod forms;
 mod health;
 mod ollama;
 mod rude;

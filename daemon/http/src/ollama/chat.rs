@@ -12,6 +12,7 @@ use crate::{
     extension::Extension,
     failure::Failure,
     fields::{self, fields},
+    format::Format,
     logprobs,
     services::Services,
     streaming::Answer,
@@ -25,12 +26,12 @@ fields! {
         honoured messages: Vec<Message> = "roles `system`, `user`, `assistant`, `tool`",
         honoured tools: Tools = "functions, as in OpenAI's API",
         honoured options: Options = "see below",
+        honoured format: Format = "autoregressive models: `\"json\"`, or a JSON schema",
         honoured stream: bool = "lines of JSON, unless `false`",
         honoured logprobs: bool = "autoregressive models: log-probabilities of the answer's tokens",
         honoured top_logprobs: u32 = "with `logprobs`: those of the so many most probable tokens beside, at most 20",
         honoured sluice: Extension = "all that is Sluice's own",
         accepted "keep_alive" = "how long a model stays is the administrator's to say (`idle_unload`)",
-        refused "format" unless Empty, "answers have no form but text",
         refused "think" unless False, "latent thought models have `sluice.think_steps`",
     }
 }
@@ -88,7 +89,7 @@ fn job(request: ChatRequest) -> Result<Job, Failure> {
     };
     let options = request.options.unwrap_or_default();
     let top_logprobs = logprobs::asked(request.logprobs, request.top_logprobs)?;
-    let sampling = options.sampling(request.model, request.sluice, top_logprobs)?;
+    let sampling = options.sampling(request.model, request.sluice, top_logprobs, request.format)?;
     Ok(Job {
         request: sampling.request(Input::Chat(chat))?,
         infill: None,

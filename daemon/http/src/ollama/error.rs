@@ -37,6 +37,7 @@ fn field_name(field: &str) -> String {
         "raw_text" => "prompt",
         "autoregressive.stop" => "options.stop",
         "autoregressive.top_logprobs" => "top_logprobs",
+        "autoregressive.grammar" => "format",
         "sampling.repetition_penalty" => "options.repeat_penalty",
         field if field.starts_with("edit") => "suffix",
         field => {

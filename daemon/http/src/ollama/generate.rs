@@ -11,6 +11,7 @@ use crate::{
     extension::Extension,
     failure::Failure,
     fields::{self, fields},
+    format::Format,
     generation::{INFILL_TOKENS_DEFAULT, Infill},
     logprobs,
     services::Services,
@@ -26,6 +27,7 @@ fields! {
         honoured system: String = "instructions before it",
         honoured raw: bool = "the prompt is taken as it is, without a chat template",
         honoured options: Options = "see below",
+        honoured format: Format = "autoregressive models: `\"json\"`, or a JSON schema",
         honoured stream: bool = "lines of JSON, unless `false`",
         honoured logprobs: bool = "autoregressive models: log-probabilities of the answer's tokens",
         honoured top_logprobs: u32 = "with `logprobs`: those of the so many most probable tokens beside, at most 20",
@@ -33,7 +35,6 @@ fields! {
         accepted "keep_alive" = "how long a model stays is the administrator's to say (`idle_unload`)",
         refused "template" unless Empty, "a model has its own",
         refused "context" unless Empty, "send the conversation to `/api/chat`",
-        refused "format" unless Empty, "answers have no form but text",
         refused "images" unless Empty, "models here read text",
         refused "think" unless False, "latent thought models have `sluice.think_steps`",
         refused "width" unless Null, "models here write text",
@@ -58,7 +59,7 @@ fn job(request: GenerateRequest) -> Result<Job, Failure> {
     let suffix = request.suffix.filter(|suffix| !suffix.is_empty());
     let options = request.options.unwrap_or_default();
     let top_logprobs = logprobs::asked(request.logprobs, request.top_logprobs)?;
-    let sampling = options.sampling(request.model, request.sluice, top_logprobs)?;
+    let sampling = options.sampling(request.model, request.sluice, top_logprobs, request.format)?;
     let is_raw = request.raw.unwrap_or_default();
     if let (true, Some(_)) = (is_raw, &request.system) {
         let problem =

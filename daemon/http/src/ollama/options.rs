@@ -1,7 +1,12 @@
 //! The options of a model, in Ollama's names.
 
 use crate::{
-    extension::Extension, failure::Failure, fields::fields, sampling::Sampling, values::Texts,
+    extension::Extension,
+    failure::Failure,
+    fields::fields,
+    format::{self, Format},
+    sampling::Sampling,
+    values::Texts,
 };
 
 fields! {
@@ -45,12 +50,13 @@ impl Options {
     /// The options as all requests for text have them.
     ///
     /// # Errors
-    /// When there are more tokens than can be counted.
+    /// When there are more tokens than can be counted, or several forms.
     pub(super) fn sampling(
         self,
         model: Option<String>,
         sluice: Option<Extension>,
         top_logprobs: Option<u32>,
+        format: Option<Format>,
     ) -> Result<Sampling, Failure> {
         let most = self.num_predict.filter(|most| *most >= 0);
         let too_many = |_| Failure::field("options.num_predict", "is more than any model writes");
@@ -65,6 +71,7 @@ impl Options {
             seed: self.seed,
             stop: self.stop,
             top_logprobs,
+            grammar: format::grammar(format.and_then(Format::into_grammar), sluice.as_ref())?,
             n: None,
             sluice,
         })

@@ -13,6 +13,7 @@ use crate::{
     extension::Extension,
     failure::Failure,
     fields::{self, fields},
+    format::{self, ResponseFormat},
     logprobs,
     sampling::Sampling,
     services::Services,
@@ -45,7 +46,7 @@ fields! {
         honoured parallel_tool_calls: bool = "`false`: an answer has the first of its calls alone",
         honoured sluice: Extension = "all that is Sluice's own, see below",
         honoured modalities: Vec<String> = "`[\"text\"]`",
-        honoured response_format: ResponseFormat = "`{\"type\": \"text\"}`",
+        honoured response_format: ResponseFormat = "autoregressive models: `json_schema`, `json_object`; `text`",
         accepted "metadata" = "nothing is stored that it could be found by",
         accepted "prompt_cache_key" = "prefixes are kept without",
         accepted "prompt_cache_options" = "prefixes are kept without",
@@ -73,14 +74,6 @@ fields! {
     pub(crate) struct StreamOptions {
         honoured include_usage: bool = "A last event has the tokens.",
         accepted "include_obfuscation" = "Lengths of events are what they are.",
-    }
-}
-
-fields! {
-    /// What form an answer has.
-    pub(crate) struct ResponseFormat {
-        honoured type_: String = "`text`",
-        refused "json_schema" unless Null, "answers have no form but text",
     }
 }
 
@@ -123,14 +116,8 @@ fn job(request: ChatRequest) -> Result<Job, Failure> {
     {
         return Err(Failure::field("modalities", "models here write text alone"));
     }
-    if let Some(format) = &request.response_format
-        && format.type_.as_deref() != Some("text")
-    {
-        return Err(Failure::field(
-            "response_format",
-            "not supported: answers have no form but `text`",
-        ));
-    }
+    let format = request.response_format.map(ResponseFormat::into_grammar);
+    let grammar = format::grammar(format.transpose()?.flatten(), request.sluice.as_ref())?;
     let sampling = Sampling {
         model: request.model,
         max_tokens: most_tokens(request.max_completion_tokens, request.max_tokens)?,
@@ -142,6 +129,7 @@ fn job(request: ChatRequest) -> Result<Job, Failure> {
         seed: request.seed,
         stop: request.stop,
         top_logprobs: logprobs::asked(request.logprobs, request.top_logprobs)?,
+        grammar,
         n: request.n,
         sluice: request.sluice,
     };

@@ -11,6 +11,7 @@ use crate::{
     extension::Extension,
     failure::Failure,
     fields::{self, fields},
+    format,
     generation::{INFILL_TOKENS_DEFAULT, Infill},
     sampling::Sampling,
     services::Services,
@@ -86,6 +87,7 @@ fn job(request: CompletionRequest) -> Result<Job, Failure> {
         seed: request.seed,
         stop: request.stop,
         top_logprobs: request.logprobs,
+        grammar: format::grammar(None, request.sluice.as_ref())?,
         n: request.n,
         sluice: request.sluice,
     };

@@ -77,6 +77,7 @@ fn field_name(field: &str) -> String {
         "raw_text" | "tokens" => "prompt",
         "autoregressive.stop" => "stop",
         "autoregressive.top_logprobs" => "top_logprobs",
+        "autoregressive.grammar" => "response_format",
         "thinking.steps" => "sluice.think_steps",
         "thinking.prior" => "sluice.prior",
         "block_length" => "sluice.block_length",
