@@ -1,4 +1,5 @@
-//! `GET /health`, for balancers: whether this daemon takes requests, by the status alone.
+//! `GET /health`, for balancers: whether this daemon takes requests, by the status alone; and `GET /health/live`, for whoever
+//! restarts it: whether its engine gets on.
 
 use hyper::StatusCode;
 use serde::Serialize;
@@ -10,26 +11,65 @@ use crate::{
     streaming::{self, Answer},
 };
 
-#[derive(Debug, Serialize)]
-struct Health {
-    status: &'static str,
+/// How the daemon is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Status {
+    Ready,
+    /// No model is in memory; mostly one is loading.
+    NoModel,
+    Draining,
+    /// The engine doesn't get on.
+    Stuck,
 }
 
-/// 200 where it takes requests, 503 where it has no model, shuts down or is stuck.
+#[derive(Debug, Serialize)]
+struct Health {
+    status: Status,
+}
+
+/// 200 where it takes requests, else 503.
 ///
 /// # Errors
 /// When the daemon's own health cannot be asked for.
-pub(crate) async fn answer(services: &Services) -> Result<Answer, Failure> {
+pub(crate) async fn ready(services: &Services) -> Result<Answer, Failure> {
+    let status = status(services).await?;
+    Ok(answer(status, status == Status::Ready))
+}
+
+/// 503 where only a restart helps, else 200.
+///
+/// # Errors
+/// When the daemon's own health cannot be asked for.
+pub(crate) async fn live(services: &Services) -> Result<Answer, Failure> {
+    let status = status(services).await?;
+    Ok(answer(status, status != Status::Stuck))
+}
+
+fn answer(status: Status, is_well: bool) -> Answer {
+    let code = match is_well {
+        true => StatusCode::OK,
+        false => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    streaming::json(code, &Health { status })
+}
+
+async fn status(services: &Services) -> Result<Status, Failure> {
     // Balancers ask by an address, or without a name. That it runs is no secret from a page that may know no more.
     let services = services.local();
-    let (status, word) = match serves(&services, "").await? {
-        false => (StatusCode::SERVICE_UNAVAILABLE, "draining"),
-        true => match serves(&services, "sluice.v1.GenerationService").await? {
-            true => (StatusCode::OK, "ready"),
-            false => (StatusCode::SERVICE_UNAVAILABLE, "loading"),
+    // Listing models needs no engine, so it is served until the daemon drains.
+    if !serves(&services, "sluice.v1.ModelService").await? {
+        return Ok(Status::Draining);
+    }
+    if !serves(&services, "").await? {
+        return Ok(Status::Stuck);
+    }
+    Ok(
+        match serves(&services, "sluice.v1.GenerationService").await? {
+            true => Status::Ready,
+            false => Status::NoModel,
         },
-    };
-    Ok(streaming::json(status, &Health { status: word }))
+    )
 }
 
 async fn serves(services: &Services, service: &str) -> Result<bool, Failure> {

@@ -19,6 +19,7 @@ mod health;
 mod hostile;
 pub mod limits;
 mod logprobs;
+mod metrics;
 mod models;
 mod ollama;
 mod openai;

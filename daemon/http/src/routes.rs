@@ -15,7 +15,7 @@ use tonic::codegen::Bytes;
 use crate::{
     body::{self, BodyAccount},
     failure::Failure,
-    health, ollama, openai, origins,
+    health, metrics, ollama, openai, origins,
     services::{GrpcServices, Services},
     streaming::{self, Answer},
 };
@@ -25,6 +25,8 @@ use crate::{
 enum Place {
     Root,
     Health,
+    Live,
+    Metrics,
     Chat,
     Completions,
     Models,
@@ -42,6 +44,8 @@ impl Place {
         Some(match path {
             "/" => Self::Root,
             "/health" => Self::Health,
+            "/health/live" => Self::Live,
+            "/metrics" => Self::Metrics,
             "/v1/chat/completions" => Self::Chat,
             "/v1/completions" => Self::Completions,
             "/v1/models" => Self::Models,
@@ -68,6 +72,8 @@ impl Place {
             | Self::OllamaShow => Method::POST,
             Self::Root
             | Self::Health
+            | Self::Live
+            | Self::Metrics
             | Self::Models
             | Self::Model(_)
             | Self::OllamaTags
@@ -197,8 +203,10 @@ impl Routes {
         let body = body::read(request.into_body(), &self.bodies).await?;
         match place {
             // Ollama's clients look here whether anybody is there.
-            Place::Root => Ok(streaming::text("sluiced is running\n")),
-            Place::Health => health::answer(&services).await,
+            Place::Root => Ok(streaming::text("text/plain", "sluiced is running\n")),
+            Place::Health => health::ready(&services).await,
+            Place::Live => health::live(&services).await,
+            Place::Metrics => metrics::answer(&services).await,
             Place::Chat => openai::chat::answer(&services, body).await,
             Place::Completions => openai::completions::answer(&services, body).await,
             Place::Models => openai::models::list(&services).await,

@@ -30,10 +30,9 @@ pub(crate) fn json(status: StatusCode, value: &impl Serialize) -> Answer {
     )
 }
 
-/// A whole answer of words.
-pub(crate) fn text(words: &'static str) -> Answer {
-    let body = Full::new(Bytes::from_static(words.as_bytes()));
-    of_type("text/plain", StatusCode::OK, body)
+/// A whole answer of text.
+pub(crate) fn text(kind: &'static str, text: impl Into<Bytes>) -> Answer {
+    of_type(kind, StatusCode::OK, Full::new(text.into()))
 }
 
 /// JSON, which cannot fail: keys are strings, and nothing is done while it is written.

@@ -24,6 +24,23 @@ async fn health_is_told_by_the_status_to_whoever_asks() {
 }
 
 #[tokio::test]
+async fn metrics_are_for_whoever_may_look() {
+    let http = HttpDaemon::embedded().await;
+    let metrics = http.get("/metrics").await;
+    assert_eq!(metrics.status, 200);
+    assert!(
+        metrics
+            .body
+            .contains("\nsluice_state{state=\"ready\"} 1.0\n")
+    );
+    assert!(metrics.body.ends_with("# EOF\n"));
+
+    let http = HttpDaemon::start(&["--roles", ""]).await;
+    assert_eq!(http.get("/metrics").await.status, 403);
+    assert_eq!(http.get("/health/live").await.status, 200);
+}
+
+#[tokio::test]
 async fn a_daemon_without_a_model_or_on_its_way_out_is_not_ready() {
     let broken = checkpoints::copy();
     std::fs::write(broken.path().join("config.json"), "{").unwrap();
@@ -33,8 +50,10 @@ async fn a_daemon_without_a_model_or_on_its_way_out_is_not_ready() {
     let none = http.get("/health").await;
     assert_eq!(
         (none.status, none.body.as_str()),
-        (503, "{\"status\":\"loading\"}")
+        (503, "{\"status\":\"no_model\"}")
     );
+    // A restart would not help.
+    assert_eq!(http.get("/health/live").await.status, 200);
 
     let http = HttpDaemon::with_model(checkpoints::slow(), &["--drain-seconds", "30"]).await;
     let (_, running) = http.daemon.running(long()).await;
