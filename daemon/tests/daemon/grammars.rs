@@ -1,11 +1,10 @@
 //! Answers that match a grammar, from the message to the text; and grammars that are after the daemon's memory and time.
 
-use serde_json::{Value, json};
-use sluice_proto::v1::{self, generation_event::Event, grammar::Kind};
+use sluice_proto::v1::{self, grammar::Kind};
 use sluice_tokenizer::Tokenizer;
 use tempfile::TempDir;
 
-use crate::support::{Daemon, RequestOptions, chat, checkpoints, done, generate, tokens};
+use crate::support::{Daemon, RequestOptions, chat, checkpoints, generate, tokens};
 
 /// A model that writes text at random, and ends it.
 fn writer() -> TempDir {
@@ -86,6 +85,8 @@ mod with_grammars {
     };
 
     use futures_util::future::join_all;
+    use serde_json::{Value, json};
+    use sluice_proto::v1::generation_event::Event;
     use sluice_tokenizer::{
         LimitReached, Patience, TokenizerError, TokenizerFiles,
         grammar::{Grammar, GrammarKind},
@@ -93,6 +94,7 @@ mod with_grammars {
     };
 
     use super::*;
+    use crate::support::done;
 
     fn person() -> String {
         json!({
