@@ -4,6 +4,7 @@
 //! invariants hold, or names the field that breaks them. The daemon reads
 //! [`Generation`], [`Scoring`], [`Planning`], [`PlanOptions`](sluice_shared::options::PlanOptions), [`Loading`] and [`CompressJob`] this way.
 
+mod autoregressive;
 mod decoding;
 mod job;
 mod optimizer;
@@ -14,10 +15,11 @@ use std::fmt::Display;
 pub use sluice_shared::sampling::{EosPolicy, KvCacheMode, Remasking, Sampling, SamplingOptions};
 use sluice_shared::{
     prior::{PriorSampling, PriorSolver},
-    sampling::{GRAMMAR_BYTES_MAX, STOP_BYTES_MAX, STOPS_MAX, field_path, logprobs_problem},
+    sampling::field_path,
 };
 
 pub use self::{
+    autoregressive::{AutoregressiveChoice, Grammar},
     decoding::{CanvasGrowth, DecodingChoice, DiffusionChoice, KvCacheReuse, Preset, Speculation},
     job::{
         CalibrateJob, CalibrationChoice, CompressJob, CompressionMethod, DecompressJob,
@@ -213,28 +215,6 @@ pub enum KindOptions {
     Diffusion(DiffusionChoice),
     /// Of autoregressive models.
     Autoregressive(AutoregressiveChoice),
-}
-
-/// Checked [`v1::AutoregressiveOptions`].
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct AutoregressiveChoice {
-    /// Strings that end the text, none of them empty; few and short.
-    pub stops: Vec<String>,
-    /// The most probable tokens whose log-probabilities are told beside each token's, few; `None`: none are told.
-    pub top_logprobs: Option<usize>,
-    /// What the answer has to match.
-    pub grammar: Option<Grammar>,
-}
-
-/// Checked [`v1::Grammar`]: text that is neither empty nor long, of a kind.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Grammar {
-    /// A JSON schema.
-    JsonSchema(String),
-    /// A regular expression.
-    Regex(String),
-    /// A grammar in llguidance's variant of Lark.
-    Lark(String),
 }
 
 impl KindOptions {
@@ -452,60 +432,6 @@ impl From<PriorSampling> for v1::PriorSampling {
             steps: (sampling.solver != PriorSolver::None).then_some(sampling.steps),
         }
     }
-}
-
-impl TryFrom<v1::AutoregressiveOptions> for AutoregressiveChoice {
-    type Error = InvalidField;
-
-    fn try_from(wire: v1::AutoregressiveOptions) -> Result<Self, InvalidField> {
-        let top_logprobs = wire.top_logprobs.map(|count| count as usize);
-        // What length and blocks allow is checked where they are known.
-        match top_logprobs.and_then(|count| logprobs_problem(count, 0, 0)) {
-            Some(problem) => Err(invalid("autoregressive.top_logprobs", problem)),
-            None => Ok(Self {
-                stops: stops(wire.stop)?,
-                top_logprobs,
-                grammar: wire.grammar.map(grammar).transpose()?,
-            }),
-        }
-    }
-}
-
-fn grammar(wire: v1::Grammar) -> Result<Grammar, InvalidField> {
-    use v1::grammar::Kind;
-
-    let (make, text): (fn(String) -> Grammar, _) = match wire.kind {
-        Some(Kind::JsonSchema(text)) => (Grammar::JsonSchema, text),
-        Some(Kind::Regex(text)) => (Grammar::Regex, text),
-        Some(Kind::Lark(text)) => (Grammar::Lark, text),
-        None => return Err(invalid("autoregressive.grammar", "has no kind")),
-    };
-    if text.is_empty() {
-        return Err(invalid("autoregressive.grammar", "is empty"));
-    }
-    if text.len() > GRAMMAR_BYTES_MAX {
-        let problem = format!("has {} bytes, more than {GRAMMAR_BYTES_MAX}", text.len());
-        return Err(invalid("autoregressive.grammar", problem));
-    }
-    Ok(make(text))
-}
-
-fn stops(stops: Vec<String>) -> Result<Vec<String>, InvalidField> {
-    if stops.len() > STOPS_MAX {
-        let problem = format!("has {} strings, more than {STOPS_MAX}", stops.len());
-        return Err(invalid("autoregressive.stop", problem));
-    }
-    for stop in &stops {
-        if stop.is_empty() {
-            let problem = "is empty and would end every text immediately";
-            return Err(invalid("autoregressive.stop", problem));
-        }
-        if stop.len() > STOP_BYTES_MAX {
-            let problem = format!("has {} bytes, more than {STOP_BYTES_MAX}", stop.len());
-            return Err(invalid("autoregressive.stop", problem));
-        }
-    }
-    Ok(stops)
 }
 
 fn conversation(chat: v1::Chat) -> Result<Conversation, InvalidField> {

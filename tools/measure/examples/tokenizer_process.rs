@@ -38,6 +38,9 @@ fn main() {
     let apart = Tokenizer::apart(Path::new(program), &files, &patience).expect("a process");
     println!("process started in {:.1?}", began.elapsed());
     print_memory();
+    if let Err(error) = measure_grammars(&apart) {
+        println!("grammars: {error}");
+    }
 
     for text in ["Tell me a story.", &"Mia found a kite. ".repeat(58_000)] {
         let times = SESSIONS / text.len().div_ceil(10_000) as u32 + 1;
@@ -49,9 +52,6 @@ fn main() {
             let each = began.elapsed() / times;
             println!("{} bytes {place}: {each:.1?} each", text.len());
         }
-    }
-    if let Err(error) = measure_grammars(&apart) {
-        println!("grammars: {error}");
     }
 }
 

@@ -1,6 +1,7 @@
 //! Continuous batching: waiting requests join between two passes where memory allows, and each leaves when it is done.
 //! All take part in every pass; each attends to its own canvas alone, and gets the result that it would get alone.
 
+mod grammars;
 mod running_work;
 
 use std::{
@@ -9,7 +10,6 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
 };
 
 use sluice_ops::{KvCacheShape, LogitsRows, OpsError, ledger::PeakMark};
@@ -32,9 +32,6 @@ use crate::{
     schedule::Job,
 };
 
-/// How long a pass waits for a grammar where nothing else is to be done: then it looks whether anybody came or left.
-const GRAMMAR_LOOK_INTERVAL: Duration = Duration::from_millis(5);
-
 /// A running request.
 struct BatchMember {
     id: u64,
@@ -54,16 +51,6 @@ impl BatchMember {
             || self.listener.is_gone()
             || self.cancel.load(Ordering::Relaxed)
             || self.work.is_done()
-    }
-
-    /// Whether there is something for it to compute.
-    fn is_busy(&self) -> bool {
-        match &self.work {
-            RunningWork::Autoregressive(request) => {
-                request.is_thinking() || !request.awaits_grammar()
-            }
-            RunningWork::Diffusion { .. } | RunningWork::LatentScore(_) => true,
-        }
     }
 
     /// Whether it reads tokens in the next pass. One that failed is only dropped.
@@ -626,6 +613,7 @@ impl Batch<'_> {
 
     /// A pass of autoregressive requests, if any of them has something to read.
     fn read(&mut self, range: Range<usize>) -> Result<(), Interrupt> {
+        self.await_grammars(range.clone());
         let Self {
             runner: served,
             members,
@@ -634,7 +622,6 @@ impl Batch<'_> {
         } = self;
         let members = &mut members[range];
         let stop = served.cancel;
-        await_grammars(members);
         let reading = members.iter_mut().filter(|member| member.is_reading());
         let mut requests: Vec<&mut AutoregressiveRequest> = reading
             .filter_map(|member| match &mut member.work {
@@ -669,26 +656,6 @@ impl Batch<'_> {
             member.failed = taken.err();
         }
         Ok(())
-    }
-}
-
-/// Lets those read whose grammars have become ready. Where there is nothing else to do, waits a moment for the first.
-fn await_grammars(members: &mut [BatchMember]) {
-    let mut wait = match members.iter().any(BatchMember::is_busy) {
-        true => Duration::ZERO,
-        false => GRAMMAR_LOOK_INTERVAL,
-    };
-    for member in members {
-        let RunningWork::Autoregressive(request) = &mut member.work else {
-            continue;
-        };
-        if !request.awaits_grammar() || member.failed.is_some() {
-            continue;
-        }
-        match contained(|| request.has_grammar_within(wait)) {
-            Ok(_) => wait = Duration::ZERO,
-            Err(panicked) => member.failed = Some(panicked),
-        }
     }
 }
 

@@ -409,7 +409,7 @@ impl<'a> PassRunner<'a> {
 
 impl Worker {
     /// Between two passes a change of the settings may begin, or go a step further.
-    fn between_passes(&mut self) {
+    pub(super) fn between_passes(&mut self) {
         // One: however fast changes come, each leaves time for a pass.
         if let Some(apply) = self.shared.queue.take_apply() {
             self.shared.heartbeat.begin(Activity::Change);

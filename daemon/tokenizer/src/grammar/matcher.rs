@@ -94,7 +94,7 @@ impl GrammarMatcher {
         };
         contained(|| {
             let parser = vocabulary.0.create_parser(source);
-            let mut parser = parser.map_err(TokenizerError::grammar)?;
+            let mut parser = parser.map_err(|error| TokenizerError::grammar(words(&error)))?;
             parser.start_without_prompt();
             let mut matcher = Self {
                 parser,
@@ -108,13 +108,9 @@ impl GrammarMatcher {
     /// Takes a token that was allowed, and says which come after it.
     pub(crate) fn accept(&mut self, token: u32) -> Result<AllowedTokens, TokenizerError> {
         contained(|| {
+            // Tokens to take back: none, since that is no capability of ours.
             let taken_back = self.parser.consume_token(token);
-            if taken_back.map_err(|error| self.failed(error))? > 0 {
-                // Of Lark's attributes `stop` and `suffix`.
-                return Err(TokenizerError::grammar(
-                    "it takes back what was written, which is not supported",
-                ));
-            }
+            taken_back.map_err(|error| self.failed(error))?;
             self.accepted += 1;
             self.allowed()
         })
@@ -146,18 +142,25 @@ impl GrammarMatcher {
         self.parser.stop_reason() == StopReason::NoExtensionBias
     }
 
-    fn failed(&self, error: impl std::fmt::Display) -> TokenizerError {
+    fn failed(&self, error: impl ToString) -> TokenizerError {
         let after = self.accepted;
         TokenizerError::grammar(match self.parser.stop_reason() {
             StopReason::NoExtensionBias => {
                 format!("after {after} tokens no token of the model's vocabulary continues it")
             }
             StopReason::LexerTooComplex | StopReason::ParserTooComplex => {
-                format!("after {after} tokens it is too complex: {error}")
+                format!("after {after} tokens it is too complex: {}", words(&error))
             }
-            _ => format!("after {after} tokens: {error}"),
+            _ => format!("after {after} tokens: {}", words(&error)),
         })
     }
+}
+
+/// What the library says. It catches panics, and adds backtraces and states behind its words.
+fn words(error: &impl ToString) -> String {
+    let said = error.to_string();
+    let words = said.split("\n<").next().unwrap_or_default();
+    words.to_owned()
 }
 
 fn schema(text: &str) -> Result<Value, TokenizerError> {

@@ -361,7 +361,12 @@ fn each_broken_grammar_is_told_what_is_wrong_with_it() {
     let lark = |text: &str| problem(GrammarKind::Lark, text);
     assert!(lark("start: x").contains('x'));
     assert!(lark("begin: \"a\"").contains("start"));
-    assert!(lark("start: <|end|>").contains("<|end|>"));
+    // A panic of the library's.
+    let named = lark("start: <|end|>");
+    assert!(
+        named.contains("special token") && !named.contains("backtrace"),
+        "{named}"
+    );
     assert!(
         lark(&format!(
             "start: {}\"a\"{}",
@@ -381,11 +386,16 @@ fn each_broken_grammar_is_told_what_is_wrong_with_it() {
 #[test]
 fn what_grows_beyond_llguidances_limits_is_told() {
     let world = World::new();
-    let ambiguous = "start: s\ns: s s | s s s | \"a\"\n";
-    let (mut matcher, mut allowed) = world.compile(GrammarKind::Lark, ambiguous).unwrap();
-    let failed = (0..400).find_map(|_| {
-        assert!(is_allowed(&allowed, b'a'.into()));
-        match matcher.accept(b'a'.into()) {
+    // Its automaton remembers where the last twenty letters were.
+    let large = "(.*a.{20}|.*b.{25}|[ab]*a[ab]{30})";
+    let (mut matcher, mut allowed) = world.compile(GrammarKind::Regex, large).unwrap();
+    let mut random = Random(1);
+    let failed = (0..4000).find_map(|_| {
+        let byte = b"ab"[random.below(2)];
+        if !is_allowed(&allowed, byte.into()) {
+            return Some("it ended".to_owned());
+        }
+        match matcher.accept(byte.into()) {
             Ok(next) => {
                 allowed = next;
                 None
@@ -393,6 +403,6 @@ fn what_grows_beyond_llguidances_limits_is_told() {
             Err(error) => Some(error.to_string()),
         }
     });
-    let failed = failed.unwrap();
+    let failed = failed.expect("it has an end");
     assert!(failed.contains("too complex"), "{failed}");
 }
