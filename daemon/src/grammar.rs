@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use sluice_engine::decode::grammar::{GrammarSource, TextGrammar};
+use sluice_engine::grammar::{GrammarSource, TextGrammar};
 use sluice_proto::model;
 use sluice_tokenizer::{
     Patience, Tokenizer, TokenizerError,

@@ -11,11 +11,8 @@ mod template;
 use std::sync::Arc;
 
 use sluice_engine::{
-    CanvasSlot, EngineError, Generate, RequestError, Score, Work,
-    decode::{grammar::RequestGrammar, policy::policy},
-    model::ModelInfo,
-    posterior::Posterior,
-    request::Thinking,
+    CanvasSlot, EngineError, Generate, RequestError, Score, Work, decode::policy::policy,
+    grammar::RequestGrammar, model::ModelInfo, posterior::Posterior, request::Thinking,
     saved_state::StateOptions,
 };
 use sluice_proto::{

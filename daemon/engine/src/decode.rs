@@ -5,7 +5,6 @@ pub mod autoregressive;
 mod denoiser;
 pub mod diffusion;
 pub mod fidelity;
-pub mod grammar;
 pub mod inputs;
 pub mod policy;
 mod reach;

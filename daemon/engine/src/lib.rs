@@ -11,6 +11,7 @@ pub mod decode;
 
 mod device_turn;
 pub mod fair;
+pub mod grammar;
 pub mod heartbeat;
 pub mod schedule;
 

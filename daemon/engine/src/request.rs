@@ -13,7 +13,7 @@ use sluice_shared::{
 };
 use sluice_weights::{MatrixInput, TensorPart};
 
-use crate::{decode::grammar::RequestGrammar, posterior::Posterior, saved_state::StateOptions};
+use crate::{grammar::RequestGrammar, posterior::Posterior, saved_state::StateOptions};
 
 /// The load of a model that a request was made for: ids mean nothing to another model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -11,7 +11,7 @@ use sluice_shared::{
     prior::PriorSampling,
 };
 
-use crate::{fields::fields, generation::CallTerms, values::Word};
+use crate::{fields::fields, terms::CallTerms, values::Word};
 
 fields! {
     /// The key `sluice` of a request.

@@ -1,26 +1,15 @@
 //! Running a generation: events become text that can't change any more, and facts at the beginning and the end.
 
-use std::time::Duration;
-
 use sluice_proto::v1::{self, generate_request::Decoding, generation_event::Event};
 use tonic::Streaming;
 
-use crate::{failure::Failure, format, logprobs::TokenQueue, services::Services};
+use crate::{failure::Failure, format, logprobs::TokenQueue, services::Services, terms::CallTerms};
 
 /// Metadata by which a call says what becomes of it where the queue is full (generation_service.proto).
 const WHEN_FULL: &str = "sluice-when-full";
 
 /// What is put in between two texts, where nobody says how much: OpenAI's own default of completions.
 pub(crate) const INFILL_TOKENS_DEFAULT: u32 = 16;
-
-/// What goes beside a request's message.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct CallTerms {
-    /// Time for the whole request.
-    pub(crate) timeout: Option<Duration>,
-    /// Whether it is refused where the queue is full, rather than waiting.
-    pub(crate) is_impatient: bool,
-}
 
 /// A generation that was admitted. Dropping it cancels it.
 #[derive(Debug)]

@@ -32,6 +32,7 @@ mod scripted;
 mod server;
 mod services;
 mod streaming;
+mod terms;
 mod tools;
 mod values;
 

@@ -3,8 +3,8 @@
 use sluice_proto::v1::{self, generate_request::Input};
 
 use crate::{
-    extension::Extension, failure::Failure, format, generation::CallTerms, limits::CHOICES_MAX,
-    models::untagged, values::Texts,
+    extension::Extension, failure::Failure, format, limits::CHOICES_MAX, models::untagged,
+    terms::CallTerms, values::Texts,
 };
 
 /// What a request says beside its prompt.

@@ -15,7 +15,6 @@ use sluice_tokenizer::{Tokenizer, TokenizerError};
 
 use super::{
     VisibleText, Vocabulary,
-    grammar::{GRAMMAR_WAIT, TextGrammar},
     sampling::{self, ChosenToken, DrawInput},
 };
 use crate::{
@@ -23,6 +22,7 @@ use crate::{
     event::{
         CanvasPosition, Event, FinishReason, GenerationResult, PassCost, PassReport, TokenState,
     },
+    grammar::{GRAMMAR_WAIT, TextGrammar},
     request::Generate,
 };
 

@@ -10,8 +10,8 @@ use sluice_formats::noise::Noise;
 use sluice_shared::sampling::Sampling;
 use sluice_tokenizer::grammar::AllowedTokens;
 
-use super::grammar::restrict;
 use crate::event::TokenLogprobs;
+use crate::grammar::restrict;
 
 /// What the choice of a token depends on besides its logits.
 #[derive(Debug, Clone, Copy)]

@@ -15,10 +15,11 @@ use super::{error::ErrorBody, time};
 use crate::{
     extension::AnswerFacts,
     failure::Failure,
-    generation::{CallTerms, Generation, Infill, Piece, Progress},
+    generation::{Generation, Infill, Piece, Progress},
     logprobs::TokenLogprob,
     services::Services,
     streaming::{self, Answer},
+    terms::CallTerms,
     tools::{Call, CallReader},
 };
 

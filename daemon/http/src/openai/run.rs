@@ -21,10 +21,11 @@ use super::{
 use crate::{
     extension::{AnswerFacts, CanvasEvent},
     failure::Failure,
-    generation::{CallTerms, Generation, Infill, Piece, Progress},
+    generation::{Generation, Infill, Piece, Progress},
     logprobs::{TextLogprobs, TokenLogprob},
     services::Services,
     streaming::{self, Answer, LAST_EVENT},
+    terms::CallTerms,
     tools::{Call, CallReader},
 };
 

@@ -13,8 +13,8 @@ use std::{
 use serde_json::Value;
 use sluice_engine::{
     EngineError, Generate, Outcome, PlanSettings, Work,
-    decode::grammar::{GrammarSource, RequestGrammar, TextGrammar},
     event::FinishReason,
+    grammar::{GrammarSource, RequestGrammar, TextGrammar},
     request::Thinking,
 };
 use sluice_shared::sampling::EosPolicy;

@@ -44,7 +44,7 @@ impl PartialEq for RequestGrammar {
 }
 
 /// Makes the logits of all tokens −∞ that may not come next; of `ends`, unless the text may end.
-pub(super) fn restrict(logits: &mut [f32], allowed: &AllowedTokens, ends: &[u32]) {
+pub(crate) fn restrict(logits: &mut [f32], allowed: &AllowedTokens, ends: &[u32]) {
     let logit_of = |&end: &u32| Some((end as usize, *logits.get(end as usize)?));
     let ends: Vec<_> = ends.iter().filter_map(logit_of).collect();
     let (chunks, masks) = (logits.chunks_mut(u32::BITS as usize), allowed.mask.iter());
