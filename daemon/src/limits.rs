@@ -15,7 +15,7 @@ pub const USER_CONNECTIONS_MAX: usize = 768;
 pub const ADMIN_CONNECTIONS: usize = 16;
 /// Connections beyond all of these that are being closed, and have their descriptors still.
 pub const CLOSING_MAX: usize = 64;
-/// Handshakes of TLS at once, before the connections count. Beyond it, the one that takes longest is broken off, of the address
+/// Handshakes of TLS at once on a port, before the connections count. Beyond it, the one that takes longest is broken off, of the address
 /// with the most.
 pub const HANDSHAKES_MAX: usize = 256;
 /// Connections that may wait to be accepted. The system's own limit may be lower (`net.core.somaxconn`).

@@ -91,7 +91,10 @@ impl<T> Reread<T> {
                 tracing::info!(%files, "read again, and in force");
             }
             Err(error) => {
-                let problem = format!("{error}; what it said before stays in force");
+                let told = error.to_string();
+                // Without the hint, which starts a line.
+                let problem = told.lines().next().unwrap_or_default();
+                let problem = format!("{problem}; what it said before stays in force");
                 tracing::warn!(problem, "a file that changed cannot be used");
                 state.problem = Some(problem);
             }

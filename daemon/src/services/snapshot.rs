@@ -33,6 +33,7 @@ pub(super) async fn snapshot(daemon: &Daemon) -> v1::Snapshot {
             state: state.into(),
             socket_path: daemon.socket.to_string_lossy().into_owned(),
             stall: daemon.stall.get().map(|stall| stall.to_string()),
+            file_problems: daemon.file_problems(),
         }),
         device: Some(device(daemon, live.as_ref(), &memory)),
         host: Some(daemon.host.to_wire(held_here(daemon, &memory))),

@@ -10,20 +10,19 @@ use std::{
 use hyper_util::rt::TokioIo;
 use rustix::{process::Gid, process::Uid};
 use sluice_daemon::role::Role;
-use sluice_proto::{
-    client::CallError,
-    v1::{self, model_ref::By},
-};
+use sluice_proto::v1::{self, model_ref::By};
+use testkit::certificates::write;
 use tokio::net::UnixStream;
 use tonic::{
-    Code, Request, Status,
-    client::Grpc,
-    codegen::http::uri::PathAndQuery,
+    Code,
     transport::{Channel, Endpoint},
 };
-use tonic_prost::ProstCodec;
 
-use crate::support::{Daemon, checkpoints, long, next, tokens, within};
+use crate::support::{
+    Daemon, checkpoints, long, next,
+    tls::{by, call, call_path, reason, token, token_lines},
+    tokens, within,
+};
 
 /// Every call, and the least role that may make it.
 const CALLS: [(&str, Role); 27] = [
@@ -56,16 +55,9 @@ const CALLS: [(&str, Role); 27] = [
     ("TelemetryService/WatchSnapshots", Role::Observe),
 ];
 
-fn token(role: Role) -> String {
-    format!("{role}-0123456789abcdef")
-}
-
 /// A file with a token for each role.
 fn token_file(folder: &Path) -> String {
-    let path = folder.join("tokens");
-    let lines = Role::ALL.map(|role| format!("{role} {}\n", token(role)));
-    fs::write(&path, lines.concat()).unwrap();
-    fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+    let path = write(&folder.join("tokens"), &token_lines());
     path.to_str().unwrap().to_owned()
 }
 
@@ -81,32 +73,6 @@ async fn guarded(model: &Path, more: &[&str]) -> (Daemon, Channel) {
     let address = format!("http://127.0.0.1:{port}");
     let channel = Endpoint::from_shared(address).unwrap().connect().await;
     (daemon, channel.unwrap())
-}
-
-/// A request by whoever has this token.
-fn by<T>(token: Option<&str>, message: T) -> Request<T> {
-    let mut request = Request::new(message);
-    if let Some(token) = token {
-        let header = format!("Bearer {token}").parse().unwrap();
-        request.metadata_mut().insert("authorization", header);
-    }
-    request
-}
-
-/// Makes a call with an empty message; what becomes of it.
-async fn call(channel: &Channel, token: Option<&str>, call: &str) -> Result<(), Status> {
-    let mut client = Grpc::new(channel.clone());
-    client.ready().await.unwrap();
-    let path = PathAndQuery::try_from(format!("/sluice.v1.{call}")).unwrap();
-    let codec: ProstCodec<(), ()> = ProstCodec::default();
-    let answer = client.server_streaming(by(token, ()), path, codec).await?;
-    within("an answer", answer.into_inner().message())
-        .await
-        .map(drop)
-}
-
-fn reason(status: Status) -> Option<String> {
-    CallError::from(status).reason
 }
 
 #[tokio::test]
@@ -137,11 +103,9 @@ async fn each_role_may_make_its_calls_and_no_others() {
         fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/peers.md")).unwrap();
     assert!(written.contains(&table), "docs/peers.md lacks:\n{table}");
     // Health is for all; a wrong token is for nothing.
-    let health: PathAndQuery = "/grpc.health.v1.Health/Check".parse().unwrap();
-    let mut client = Grpc::new(channel.clone());
-    client.ready().await.unwrap();
-    let codec: ProstCodec<(), ()> = ProstCodec::default();
-    client.unary(Request::new(()), health, codec).await.unwrap();
+    call_path(&channel, None, "/grpc.health.v1.Health/Check")
+        .await
+        .unwrap();
     let wrong = call(&channel, Some("guessed"), CALLS[3].0)
         .await
         .unwrap_err();

@@ -49,6 +49,9 @@ fn lines(snapshot: &Snapshot) -> Vec<String> {
         if let Some(stall) = &server.stall {
             fact("", stall.clone());
         }
+        for problem in &server.file_problems {
+            fact("", problem.clone());
+        }
     }
     fact(
         "model",

@@ -97,6 +97,7 @@ fn snapshot(requests: Vec<Operation>) -> Event {
             state: DaemonState::Ready.into(),
             socket_path: "/run/sluice/sluice.sock".into(),
             stall: None,
+            file_problems: Vec::new(),
         }),
         device: Some(DeviceStatus {
             kind: DeviceKind::Cpu.into(),

@@ -2,6 +2,7 @@
 
 pub(crate) mod checkpoints;
 pub(crate) mod http2;
+pub(crate) mod tls;
 
 use std::{
     ffi::OsStr,
