@@ -16,6 +16,7 @@ use crate::{
     failure::Failure,
     reread::Reread,
     role::{Role, RoleRules, Roles},
+    tls::Tls,
     tokens::Tokens,
 };
 
@@ -181,6 +182,15 @@ impl AccessRules {
                 folders: self.folders.clone(),
             })
     }
+}
+
+/// Reads all files by which the daemon and its callers are known: of tokens, and of TLS.
+///
+/// # Errors
+/// What is wrong with one.
+pub fn check_files(config: &Config) -> Result<(), CredentialError> {
+    AccessRules::of(config)?;
+    Tls::of(config).map(drop)
 }
 
 /// The path without links, as far as it is there. `None` where a link leads nowhere yet, and could lead anywhere later.

@@ -19,6 +19,7 @@ use sluice_report::findings::{self, ok, problem, warning};
 use sluice_shared::exit;
 
 use crate::{
+    access,
     config::{Config, ConfigArguments, ConfigError, Environment},
     offline::print,
 };
@@ -66,6 +67,7 @@ fn without_daemon(arguments: &ConfigArguments) -> Vec<Finding> {
     match arguments.resolve(&environment) {
         Ok(config) => {
             found.push(configuration(arguments, &environment));
+            found.extend(credentials(&config));
             found.extend(machine::findings(&config));
             let (choice, dtype) = (config.device.value.choice(), config.compute_dtype.value);
             // One thread: nothing is computed.
@@ -124,6 +126,7 @@ impl Examiner {
         let examiner = self.clone();
         let examining = tokio::task::spawn_blocking(move || {
             let mut found = vec![program(), examiner.configuration()];
+            found.extend(credentials(&examiner.config));
             found.extend(machine::findings(&examiner.config));
             found.push(device());
             found.extend(folders::findings(&examiner.config));
@@ -182,6 +185,32 @@ fn configuration(arguments: &ConfigArguments, environment: &Environment) -> Find
     ok("configuration", found)
 }
 
+/// Whether the files of tokens and certificates can be used as they are now; nothing, where there are none.
+fn credentials(config: &Config) -> Option<Finding> {
+    const SUBJECT: &str = "credentials";
+    let settings = [
+        &config.token_file,
+        &config.tls_certificate,
+        &config.tls_client_ca,
+    ];
+    if settings.iter().all(|setting| setting.value.0.is_none()) {
+        return None;
+    }
+    Some(match access::check_files(config) {
+        Ok(()) => ok(SUBJECT, "files of tokens and certificates can be used"),
+        Err(error) => {
+            let told = error.to_string();
+            let (found, hint) = told.split_once("\nhint: ").unwrap_or((&told, ""));
+            let so = "correct it: a daemon that runs has what the file said before, and would not start again";
+            let advice = match hint {
+                "" => so.to_owned(),
+                hint => format!("{so}; {hint}"),
+            };
+            problem(SUBJECT, found, advice)
+        }
+    })
+}
+
 fn broken(error: &ConfigError, so: &str) -> Finding {
     problem(
         "configuration",
@@ -203,6 +232,33 @@ mod tests {
             file: Some(file.to_owned()),
             ..ConfigArguments::default()
         }
+    }
+
+    #[test]
+    fn files_of_tokens_that_cannot_be_used_are_a_problem() {
+        use std::os::unix::fs::PermissionsExt;
+
+        let folder = tempfile::tempdir().unwrap();
+        let [file, tokens] = ["sluiced.toml", "tokens"].map(|name| folder.path().join(name));
+        fs::write(&file, "token_file = \"tokens\"\n").unwrap();
+        let credentials = || {
+            let found = without_daemon(&arguments(&file));
+            let mut found = found.into_iter();
+            found
+                .find(|finding| finding.subject == "credentials")
+                .unwrap()
+        };
+        fs::write(&tokens, "generate 0123456789abcdef\n").unwrap();
+        fs::set_permissions(&tokens, fs::Permissions::from_mode(0o644)).unwrap();
+        let found = credentials();
+        assert_eq!(found.state(), FindingState::Problem);
+        assert!(found.found.contains("every user can read"), "{found:?}");
+        assert!(found.advice().ends_with("; chmod 600"), "{found:?}");
+        fs::set_permissions(&tokens, fs::Permissions::from_mode(0o600)).unwrap();
+        assert_eq!(credentials().state(), FindingState::Ok);
+        fs::write(&file, "").unwrap();
+        let found = without_daemon(&arguments(&file));
+        assert!(found.iter().all(|finding| finding.subject != "credentials"));
     }
 
     #[test]

@@ -23,7 +23,7 @@ pub mod systemd;
 pub mod access;
 mod atomic_file;
 pub mod caller;
-mod credential_file;
+pub mod credential_file;
 pub mod failure;
 pub mod idle;
 pub mod library;
@@ -54,4 +54,5 @@ pub mod telemetry;
 
 mod gpu_fit;
 pub mod lifecycle;
+mod renewal;
 pub mod watchdog;

@@ -34,7 +34,7 @@ use crate::{
     listen::{self, ListenError, Listening},
     model_name::ModelName,
     operations::STOPPED_AT_SHUTDOWN,
-    reread,
+    renewal,
     services::{self, Daemon, HttpPort, Listeners, Port},
     settings::{self, SettingOrigin},
     state::StateStore,
@@ -230,11 +230,11 @@ async fn serve(
     };
     let server = tokio::spawn(services::serve(daemon.clone(), listeners, http_port));
     tokio::spawn(tell_systemd(daemon.clone()));
+    tokio::spawn(renewal::watch(daemon.clone()));
     tokio::spawn(watchdog::watch(daemon.clone(), StallLimits::default()));
     if let Some(after) = config.idle_unload.value.after() {
         tokio::spawn(idle::watch(daemon.clone(), after));
     }
-    tokio::spawn(reread_files(daemon.clone()));
     announce(&listening, address, http_address, config);
 
     let code = tokio::select! {
@@ -414,27 +414,6 @@ async fn tell_systemd(daemon: Arc<Daemon>) {
         tokio::select! {
             () = daemon.closing.cancelled() => return,
             changed = changes.changed() => if changed.is_err() { return },
-        }
-    }
-}
-
-/// Reads files of tokens and certificates again when they change, until the end.
-async fn reread_files(daemon: Arc<Daemon>) {
-    let mut told = Vec::new();
-    loop {
-        tokio::select! {
-            () = daemon.closing.cancelled() => return,
-            () = sleep(reread::LOOK_INTERVAL) => {}
-        }
-        let looking = daemon.clone();
-        // Folders may be of the network, which answers when it likes.
-        let looked = tokio::task::spawn_blocking(move || looking.look_at_files()).await;
-        // Fails only by a panic, which is in the log.
-        if let Ok(problems) = looked
-            && problems != told
-        {
-            told = problems;
-            daemon.changes.tell();
         }
     }
 }

@@ -4,7 +4,7 @@ use std::{env, process::ExitCode, sync::Arc};
 
 use clap::CommandFactory;
 use sluice_daemon::{
-    allocator, background, check,
+    access, allocator, background, check,
     cli::{Arguments, Command, Task},
     compression,
     config::Environment,
@@ -61,6 +61,10 @@ fn main() -> ExitCode {
             return ExitCode::from(exit::OK);
         }
         Task::CheckConfig => {
+            if let Err(error) = access::check_files(&config) {
+                eprintln!("sluiced: {error}");
+                return ExitCode::from(exit::CONFIG);
+            }
             println!("the configuration is fine");
             return ExitCode::from(exit::OK);
         }

@@ -4,13 +4,9 @@ use std::{
     fmt,
     path::PathBuf,
     sync::{Arc, Mutex, PoisonError},
-    time::Duration,
 };
 
 use crate::{credential_file::CredentialError, file_stamp::FileStamp};
-
-/// How often files are looked at.
-pub(crate) const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Makes the value of the files, by the one that was in force before.
 type Read<T> = dyn Fn(Option<&T>) -> Result<T, CredentialError> + Send + Sync;

@@ -5,10 +5,12 @@ mod codec;
 mod container;
 mod gguf;
 mod pth;
+mod tokens;
 
 pub use self::{
     codec::codec,
     container::container,
     gguf::gguf,
     pth::{archive, pth},
+    tokens::tokens,
 };

@@ -1,5 +1,5 @@
-//! A bounded sample of what the fuzzers try: bytes at random, and changed ones of a small container, a small GGUF file
-//! and a small file of PyTorch.
+//! A bounded sample of what the fuzzers try: bytes at random, and changed ones of a small container, a small GGUF file,
+//! a small file of PyTorch and one of tokens.
 
 use std::{fs, sync::atomic::AtomicBool};
 
@@ -8,8 +8,17 @@ use sluice_checkpoint::{
     compression::{CompressOptions, CompressionMethod, Lossless, compress},
 };
 
-/// Inputs of each target.
+/// Inputs of each target, unless the variable says otherwise.
 const COUNT: usize = 20_000;
+const INPUTS: &str = "SLUICE_FUZZ_INPUTS";
+
+/// How many inputs a target gets.
+fn inputs() -> usize {
+    match std::env::var(INPUTS) {
+        Ok(text) => text.parse().expect("a number of inputs"),
+        Err(_) => COUNT,
+    }
+}
 
 struct Random(u64);
 
@@ -46,7 +55,7 @@ impl Random {
 #[test]
 fn compressed_matrices() {
     let mut random = Random(1);
-    for _ in 0..COUNT {
+    for _ in 0..inputs() {
         let len = 14 + random.below(2000);
         let mut bytes = random.bytes(len);
         // Small ones, most of the time: rows and width, in two bytes each.
@@ -89,7 +98,7 @@ fn containers() {
     let length = u32::from_le_bytes(whole[12..16].try_into().unwrap()) as usize;
     // The target makes a container with a sound checksum of a header alone.
     let header = &whole[24..24 + length];
-    for _ in 0..COUNT {
+    for _ in 0..inputs() {
         let seed = [header, &whole][random.below(2)];
         sluice_fuzz::container(&random.changed(seed));
     }
@@ -122,7 +131,7 @@ fn gguf_files() {
     seed.extend(0_u64.to_le_bytes());
     seed.resize(seed.len().next_multiple_of(32) + 128, 0);
     let mut random = Random(3);
-    for _ in 0..COUNT {
+    for _ in 0..inputs() {
         sluice_fuzz::gguf(&random.changed(&seed));
     }
 }
@@ -152,8 +161,53 @@ fn files_of_pytorch() {
     Checkpoint::open(&Source::Folder(file.path().to_owned()))
         .expect("what the others are made of is sound");
     let mut random = Random(4);
-    for _ in 0..COUNT {
+    for _ in 0..inputs() {
         let seed = [&pickle, &whole][random.below(2)];
         sluice_fuzz::pth(&random.changed(seed));
+    }
+}
+
+#[test]
+fn token_files() {
+    let seeds = [
+        "# who\n\ngenerate 0123456789abcdef\nadmin\tfedcba9876543210 \r\n",
+        "observe aaaaaaaaaaaaaaaaaaaaaaaa\noperate bbbbbbbbbbbbbbbbbbbbbbbb",
+    ];
+    // Of what files are made of, so that more of them are taken.
+    let pieces = [
+        "observe",
+        "generate",
+        "operate",
+        "admin",
+        " ",
+        "\t",
+        "\n",
+        "\r\n",
+        "#",
+        "aaaaaaaaaaaaaaaa",
+        "bbbbbbbbbbbbbbbb",
+        "c",
+        "\u{a0}",
+    ];
+    let mut random = Random(5);
+    for _ in 0..inputs() {
+        let bytes = match random.below(3) {
+            0 => {
+                let seed = seeds[random.below(seeds.len())];
+                random.changed(seed.as_bytes())
+            }
+            1 => {
+                let len = random.below(200);
+                random.bytes(len)
+            }
+            _ => {
+                let count = random.below(24);
+                let text: String = (0..count)
+                    .map(|_| pieces[random.below(pieces.len())])
+                    .collect();
+                text.into_bytes()
+            }
+        };
+        sluice_fuzz::tokens(&bytes);
     }
 }

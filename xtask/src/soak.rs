@@ -28,6 +28,11 @@ const KILLED: &str = "killed_";
 const KILLS: &str = "SLUICE_KILLS";
 const KILLS_DEFAULT: &str = "200";
 
+/// Tests of `fuzz/tests/sample.rs` that take as many inputs as the variable says: those whose inputs are quick.
+const FUZZED: [&str; 1] = ["token_files"];
+const FUZZ_INPUTS: &str = "SLUICE_FUZZ_INPUTS";
+const FUZZ_INPUTS_DEFAULT: &str = "10000000";
+
 /// Crates with code of their own for each kind of processor, or with `unsafe` code that reads what files say.
 const LOW_LEVEL: [&str; 8] = [
     "-p",
@@ -47,9 +52,10 @@ const CONCURRENT: [&str; 4] = ["-p", "sluice-engine", "-p", "sluice-daemon"];
 const SANITIZED: &str = "target/sanitizer";
 
 pub(crate) fn run() -> ExitCode {
-    let all: [Step; 9] = [
+    let all: [Step; 10] = [
         ("hostile bytes", hostile_bytes),
         ("mutated files", mutated_files),
+        ("fuzzed inputs", fuzzed_inputs),
         ("kills", kills),
         ("memory of a GPU", memory_of_a_gpu),
         ("packages", clean_root::check_release),
@@ -71,6 +77,17 @@ fn mutated_files() -> io::Result<Outcome> {
     test.args(["--", "--nocapture", MUTATED]);
     if std::env::var_os(MUTATIONS).is_none() {
         test.env(MUTATIONS, MUTATIONS_DEFAULT);
+    }
+    command(&mut test)
+}
+
+fn fuzzed_inputs() -> io::Result<Outcome> {
+    let mut test = cargo();
+    test.args(["test", "--release", "--locked", "--manifest-path"]);
+    test.args(["fuzz/Cargo.toml", "--target-dir", "target", "--"]);
+    test.args(FUZZED);
+    if std::env::var_os(FUZZ_INPUTS).is_none() {
+        test.env(FUZZ_INPUTS, FUZZ_INPUTS_DEFAULT);
     }
     command(&mut test)
 }

@@ -155,7 +155,8 @@ impl Calls {
             let text = value.to_str().unwrap_or_default();
             text.strip_prefix("Bearer ").unwrap_or_default().trim()
         });
-        let (caller, revoked) = self.access.by_token(peer.caller, token)?;
+        let known = self.access.by_token(peer.caller, token);
+        let (caller, revoked) = known.inspect_err(|_| peer.warn_of_token())?;
         permissions::check(caller, request.uri().path())?;
         let place = peer.call(caller).ok_or(Failure::TooManyCalls)?;
         Ok(Admitted {

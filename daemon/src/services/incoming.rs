@@ -10,13 +10,13 @@ mod http;
 mod local;
 mod opening;
 mod peers;
+mod port;
 mod rare;
 mod wire;
 
 use std::{
     future::Future,
     io,
-    net::SocketAddr,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -26,7 +26,7 @@ use std::{
 use futures_util::stream::{self, Stream};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::{TcpListener, UnixListener},
+    net::UnixListener,
     sync::mpsc,
     time::{Sleep, sleep},
 };
@@ -35,22 +35,21 @@ use tonic::transport::server::Connected;
 
 use authority::Authorities;
 use frames::{Flood, Frames, Progress};
-use handshakes::Handshakes;
 #[cfg(feature = "http")]
 pub(super) use http::http_connections;
 pub(super) use local::LocalNames;
 use opening::Opening;
 pub(super) use peers::{CallPlace, Peer};
 use peers::{Peers, Visitor};
+use port::Door;
+pub use port::Port;
 use rare::RareWarning;
 use wire::Wire;
 
 use crate::{
     access::AccessRules,
     caller::User,
-    config,
     limits::{FIRST_CALL_TIMEOUT, FRAME_TIMEOUT, IDLE_TIMEOUT},
-    tls::{PortProtocol, Tls},
 };
 
 /// Pause after a failed accept, most likely for want of file descriptors: without it the loop would spin.
@@ -69,41 +68,6 @@ pub struct Listeners {
     pub replacements: mpsc::Receiver<UnixListener>,
     /// The port of gRPC, where one was asked for.
     pub port: Option<Port>,
-}
-
-/// A port.
-#[derive(Debug)]
-pub struct Port {
-    listener: TcpListener,
-    protocol: PortProtocol,
-    tls: Option<Tls>,
-    /// Whether other machines can reach it.
-    is_beyond_loopback: bool,
-}
-
-impl Port {
-    /// A port that listens at this address.
-    #[must_use]
-    pub fn new(
-        (listener, address): (TcpListener, SocketAddr),
-        protocol: PortProtocol,
-        tls: Option<Tls>,
-    ) -> Self {
-        Self {
-            listener,
-            protocol,
-            tls,
-            is_beyond_loopback: !config::is_loopback(address),
-        }
-    }
-
-    /// Whoever connects, as long as nothing tells who it is.
-    fn stranger(&self) -> User {
-        match self.is_beyond_loopback {
-            true => User::Elsewhere,
-            false => User::Tcp,
-        }
-    }
 }
 
 /// Who is let in, and into which places, by whichever door they come. Clones share the places.
@@ -206,75 +170,13 @@ impl Acceptor {
                     let visitor = Visitor {
                         user,
                         role: admission.access.role(user, &groups),
+                        from: None,
                         needs_local_name: false,
                     };
                     return Ok((Wire::Unix(stream), visitor));
                 }
                 accepted = &mut through_door => return accepted,
                 Some(replacement) = replacements.recv() => *unix = replacement,
-            }
-        }
-    }
-}
-
-/// A port, with the handshakes that are under way there.
-struct Door {
-    port: Port,
-    access: Arc<AccessRules>,
-    handshakes: Handshakes,
-}
-
-impl Door {
-    fn new(port: Port, admission: &Admission) -> Self {
-        Self {
-            port,
-            access: admission.access.clone(),
-            handshakes: Handshakes::default(),
-        }
-    }
-
-    /// The next connection, and whose it is. Those of TLS come when their handshakes are done. Nothing is lost when this is
-    /// dropped.
-    async fn accept(&mut self) -> io::Result<(Wire, Visitor)> {
-        let Self {
-            port,
-            access,
-            handshakes,
-        } = self;
-        loop {
-            tokio::select! {
-                accepted = port.listener.accept() => {
-                    let (stream, from) = accepted?;
-                    // A pass's event is small: Nagle's algorithm would hold it back for the next one.
-                    stream.set_nodelay(true)?;
-                    let user = port.stranger();
-                    match &port.tls {
-                        Some(tls) => {
-                            let server = tls.server(port.protocol);
-                            handshakes.begin(stream, from.ip(), server, user);
-                        }
-                        None => {
-                            let visitor = Visitor {
-                                user,
-                                role: access.role(user, &[]),
-                                needs_local_name: true,
-                            };
-                            return Ok((Wire::Tcp(stream), visitor));
-                        }
-                    }
-                }
-                (stream, stranger) = handshakes.next() => {
-                    let (_, session) = stream.get_ref();
-                    let chain = session.peer_certificates();
-                    let certificate = chain.and_then(<[_]>::first);
-                    let (user, role) = access.by_certificate(certificate, stranger);
-                    let visitor = Visitor {
-                        user,
-                        role,
-                        needs_local_name: false,
-                    };
-                    return Ok((Wire::Tls(stream), visitor));
-                }
             }
         }
     }

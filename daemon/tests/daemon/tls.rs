@@ -318,6 +318,10 @@ async fn files_of_tls_that_are_no_use_keep_the_daemon_from_starting() {
         let told = String::from_utf8(output.stderr).unwrap();
         assert!(!output.status.success() && told.contains(words), "{told}");
         assert!(!told.contains("PRIVATE KEY"), "{told}");
+        // Whoever checks the configuration before hears of it, too.
+        let checked = run(home.path(), &[&["--check-config"], &*flags].concat()).await;
+        assert_eq!(checked.status.code(), Some(78));
+        assert!(told.ends_with(str::from_utf8(&checked.stderr).unwrap()));
     };
     let key = files.path().join("tls.key");
     fs::set_permissions(&key, fs::Permissions::from_mode(0o644)).unwrap();
@@ -330,6 +334,9 @@ async fn files_of_tls_that_are_no_use_keep_the_daemon_from_starting() {
     other.write(files.path(), "tls");
     write(&files.path().join("ca.crt"), "");
     refused("ca.crt: it holds no certificate as PEM").await;
+    write(&files.path().join("ca.crt"), &authority.certificate);
+    let checked = run(home.path(), &[&["--check-config"], &*flags].concat()).await;
+    assert!(checked.status.success());
 }
 
 #[tokio::test]

@@ -25,7 +25,7 @@ use sluice_shared::{address::DaemonAddress, exit};
 
 use super::{follow, offline, present};
 use crate::{
-    connection::DaemonConnection,
+    connection::{DaemonConnection, TOKEN_FILE},
     output::{Failure, ProgressLine, StandardOutput, dim},
     user_folders,
 };
@@ -154,6 +154,8 @@ fn spawn(log: &Path, flag: Option<&Path>) -> Result<(Child, u64), Failure> {
         }
     }
     let child = command
+        // It names this user's own token; the daemon would take the file for one of everybody's.
+        .env_remove(TOKEN_FILE)
         // A daemon that kept the current folder would block unmounting it.
         .current_dir("/")
         .stdin(Stdio::null())

@@ -233,6 +233,7 @@ fn a_daemon_that_does_not_start_says_why() {
     // A link needs the same file system.
     let parent = Path::new(env!("CARGO_BIN_EXE_sluice")).parent().unwrap();
     let folder = tempfile::tempdir_in(parent).unwrap();
+    fs::write(folder.path().join("token"), "0123456789abcdef").unwrap();
     let program = beside(
         folder.path(),
         "#!/bin/sh\necho \"no such key: $1\" >&2\nexit 78\n",
@@ -394,22 +395,25 @@ fn an_address_starts_and_ends_no_daemon() {
 fn a_daemon_is_told_paths_as_they_are_meant_here() {
     let parent = Path::new(env!("CARGO_BIN_EXE_sluice")).parent().unwrap();
     let folder = tempfile::tempdir_in(parent).unwrap();
+    fs::write(folder.path().join("token"), "0123456789abcdef").unwrap();
     let program = beside(
         folder.path(),
-        "#!/bin/sh\necho \"$SLUICE_SOCKET $SLUICE_MODELS\" >&2\nexit 78\n",
+        "#!/bin/sh\necho \"$SLUICE_SOCKET $SLUICE_MODELS$SLUICE_TOKEN_FILE.\" >&2\nexit 78\n",
     );
     let output = Command::new(&program)
         .args(["run", "demo", "hi"])
         .env("HOME", folder.path())
         .env("SLUICE_SOCKET", "s")
         .env("SLUICE_MODELS", "m/n")
+        // The client's own, which is no setting of the daemon's.
+        .env("SLUICE_TOKEN_FILE", folder.path().join("token"))
         .env_remove("XDG_STATE_HOME")
         .current_dir(folder.path())
         .stdin(Stdio::null())
         .output()
         .unwrap();
     let here = folder.path().display();
-    let expected = format!("{here}/s {here}/m/n");
+    let expected = format!("{here}/s {here}/m/n.");
     assert!(stderr(&output).contains(&expected), "{}", stderr(&output));
 }
 

@@ -12,10 +12,7 @@ use tokio::{
 use tokio_rustls::{TlsAcceptor, rustls::ServerConfig, server::TlsStream};
 
 use super::rare::RareWarning;
-use crate::{
-    caller::User,
-    limits::{HANDSHAKE_TIMEOUT, HANDSHAKES_MAX},
-};
+use crate::limits::{HANDSHAKE_TIMEOUT, HANDSHAKES_MAX};
 
 /// What every TLS connection begins with: a record with a handshake.
 const HANDSHAKE: u8 = 0x16;
@@ -29,25 +26,19 @@ const REFUSAL_TIMEOUT: Duration = Duration::from_secs(2);
 /// Handshakes under way.
 #[derive(Debug, Default)]
 pub(super) struct Handshakes {
-    tasks: JoinSet<io::Result<Secured>>,
+    tasks: JoinSet<(io::Result<TlsConnection>, IpAddr)>,
     /// From where, the longest under way first.
     under_way: Vec<(IpAddr, AbortHandle)>,
     failures: RareWarning,
 }
 
-/// A connection after its handshake, and the user if no certificate tells another.
-type Secured = (Box<TlsStream<TcpStream>>, User);
+/// A connection after its handshake.
+pub(super) type TlsConnection = Box<TlsStream<TcpStream>>;
 
 impl Handshakes {
     /// Begins a handshake. Where there are too many, another gives its place up: the one that takes longest, of the address
     /// with the most.
-    pub(super) fn begin(
-        &mut self,
-        stream: TcpStream,
-        from: IpAddr,
-        server: Arc<ServerConfig>,
-        stranger: User,
-    ) {
+    pub(super) fn begin(&mut self, stream: TcpStream, from: IpAddr, server: Arc<ServerConfig>) {
         self.under_way.retain(|(_, task)| !task.is_finished());
         if self.under_way.len() >= HANDSHAKES_MAX {
             let places = self.under_way.iter().map(|(from, _)| *from).collect();
@@ -57,19 +48,23 @@ impl Handshakes {
                 .tell("a handshake of TLS is broken off", &"there are too many");
         }
         let handshake = async move {
-            let shaken = timeout(HANDSHAKE_TIMEOUT, shake_hands(stream, server));
-            let stream = shaken.await.map_err(|_| io::ErrorKind::TimedOut)??;
-            Ok((Box::new(stream), stranger))
+            let shaken = timeout(HANDSHAKE_TIMEOUT, shake_hands(stream, server)).await;
+            let shaken = shaken.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+            (shaken.map(Box::new), from)
         };
         self.under_way.push((from, self.tasks.spawn(handshake)));
     }
 
-    /// The next connection whose handshake is done; never, where there is none. Nothing is lost when this is dropped.
-    pub(super) async fn next(&mut self) -> Secured {
+    /// The next connection whose handshake is done, and from where it comes; never, where there is none. Nothing is lost when
+    /// this is dropped.
+    pub(super) async fn next(&mut self) -> (TlsConnection, IpAddr) {
         loop {
             match self.tasks.join_next().await {
-                Some(Ok(Ok(secured))) => return secured,
-                Some(Ok(Err(error))) => self.failures.tell("a handshake of TLS failed", &error),
+                Some(Ok((Ok(connection), from))) => return (connection, from),
+                Some(Ok((Err(error), from))) => {
+                    let reason = format!("{error} (from {from})");
+                    self.failures.tell("a handshake of TLS failed", &reason);
+                }
                 // It was broken off, which was told.
                 Some(Err(_)) => {}
                 None => std::future::pending().await,

@@ -3,6 +3,7 @@
 use std::{
     cmp::Reverse,
     collections::HashMap,
+    net::IpAddr,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -30,6 +31,8 @@ pub(super) struct Peers {
     unread_bytes: AtomicUsize,
     /// Tells of connections that are closed.
     warning: RareWarning,
+    /// Tells of tokens that there aren't.
+    token_warning: RareWarning,
 }
 
 #[derive(Debug, Default)]
@@ -53,6 +56,8 @@ struct UserPlaces {
 pub(super) struct Visitor {
     pub(super) user: User,
     pub(super) role: Option<Role>,
+    /// From which address, on a port.
+    pub(super) from: Option<IpAddr>,
     /// Whether its calls must name this machine, lest they come by way of a web page.
     pub(super) needs_local_name: bool,
 }
@@ -61,10 +66,13 @@ pub(super) struct Visitor {
 #[derive(Debug)]
 pub(in crate::services) struct Peer {
     pub(in crate::services) caller: Caller,
+    from: Option<IpAddr>,
     pub(super) needs_local_name: bool,
     peers: Arc<Peers>,
     calls: AtomicUsize,
     has_called: AtomicBool,
+    /// Whether something tells who it is: the system, a certificate, or the token of a call.
+    is_known: AtomicBool,
     /// Bytes of answers that it has not taken yet.
     unread_bytes: AtomicUsize,
     /// When it last sent something, or took something of what was sent.
@@ -75,7 +83,7 @@ pub(in crate::services) struct Peer {
 
 impl Peers {
     /// A place for a connection of this visitor; `None` where all have calls under way. A connection without calls gives its
-    /// place up: the one that has been silent for longest, of the user with the most.
+    /// place up: the one that has been silent for longest, of the user with the most; first those whom nothing tells of.
     pub(super) fn take(self: &Arc<Self>, visitor: Visitor) -> Option<Arc<Peer>> {
         let Visitor { user, role, .. } = visitor;
         let mut state = self.state();
@@ -101,7 +109,9 @@ impl Peers {
                 connection: state.last,
                 role,
             },
+            from: visitor.from,
             needs_local_name: visitor.needs_local_name,
+            is_known: AtomicBool::new(user != User::Elsewhere),
             peers: self.clone(),
             calls: AtomicUsize::new(0),
             has_called: AtomicBool::new(false),
@@ -145,7 +155,8 @@ impl State {
         let idle = self.connections.values().filter(is_idle);
         let silent = idle.min_by_key(|peer| {
             let theirs = self.of(peer.caller.user).connections;
-            (Reverse(theirs), peer.silent_since())
+            let is_known = peer.is_known.load(Ordering::Relaxed);
+            (Reverse(theirs), is_known, peer.silent_since())
         })?;
         let silent = silent.clone();
         self.close(&silent);
@@ -192,6 +203,16 @@ impl Peer {
         self.peers.warning.tell("a connection is closed", &reason);
     }
 
+    /// Says that a call came with a token that there isn't, but not of each.
+    pub(in crate::services) fn warn_of_token(&self) {
+        let from = match self.from {
+            Some(from) => format!("it came from {from}"),
+            None => "it came over the socket".to_owned(),
+        };
+        let warning = &self.peers.token_warning;
+        warning.tell("a call with an unknown token is refused", &from);
+    }
+
     /// Gives its place back.
     pub(super) fn leave(&self) {
         let mut state = self.peers.state();
@@ -221,6 +242,9 @@ impl Peer {
         state.count(user, |places| places.calls += 1);
         self.calls.fetch_add(1, Ordering::Relaxed);
         self.has_called.store(true, Ordering::Relaxed);
+        if user != User::Elsewhere {
+            self.is_known.store(true, Ordering::Relaxed);
+        }
         let peer = self.clone();
         Some(CallPlace { peer, user })
     }
@@ -318,6 +342,7 @@ mod tests {
         Visitor {
             user,
             role,
+            from: None,
             needs_local_name: false,
         }
     }
@@ -374,6 +399,28 @@ mod tests {
         assert!(call(&take(&peers, 70_001).unwrap()).is_some());
         calls.pop();
         assert!(call(&peer).is_some());
+    }
+
+    #[test]
+    fn strangers_from_elsewhere_give_way_first() {
+        let peers = Arc::new(Peers::default());
+        let come = || peers.take(visitor(User::Elsewhere, None)).unwrap();
+        let known = come();
+        let caller = Caller {
+            user: User::Token(1),
+            role: GENERATE,
+            ..known.caller
+        };
+        drop(known.call(caller).unwrap());
+        let checked = come();
+        drop(call(&checked).unwrap());
+        let strangers: Vec<_> = (2..USER_CONNECTIONS_MAX).map(|_| come()).collect();
+        // However long the one who is known has been silent.
+        checked.touch();
+        let more = [come(), come()];
+        assert!(strangers[..2].iter().all(|peer| peer.is_closing()));
+        let others = [&known, &checked, &strangers[2], &more[0]];
+        assert!(others.iter().all(|peer| !peer.is_closing()));
     }
 
     #[test]

@@ -10,13 +10,14 @@ use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpStream, UnixStream},
 };
-use tokio_rustls::server::TlsStream;
+
+use super::handshakes::TlsConnection;
 
 #[derive(Debug)]
 pub(super) enum Wire {
     Unix(UnixStream),
     Tcp(TcpStream),
-    Tls(Box<TlsStream<TcpStream>>),
+    Tls(TlsConnection),
 }
 
 /// The same call on either kind of stream.

@@ -1,0 +1,5 @@
+//! See `src/tokens.rs`.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| sluice_fuzz::tokens(bytes));
