@@ -95,7 +95,7 @@ fn units(checks: &mut Checks) -> io::Result<()> {
     // The drop-ins afterwards: the bound is for the unit as it is installed.
     let drop_in = folder.path().join("sluice.service.d");
     fs::create_dir(&drop_in)?;
-    for name in ["listen.conf", "pull.conf"] {
+    for name in ["listen.conf", "pull.conf", "tls.conf"] {
         let file = root().join("systemd/sluice.service.d").join(name);
         fs::copy(file, drop_in.join(name))?;
     }
