@@ -54,7 +54,6 @@ pub fn generation(
     registry: Arc<Requests>,
     record: Arc<RequestRecord>,
     serving: ServingModel,
-    engine: Weak<Engine>,
     prepared: &PreparedGeneration,
     expected: Option<Plan>,
     states: StateSink,
@@ -68,7 +67,7 @@ pub fn generation(
     let mut translator = Generation {
         advised: RequestSize::of(work, &serving.loaded.info),
         expected,
-        engine,
+        engine: serving.engine.clone(),
         full: finish_of_full_canvas(&serving, work),
         saw_lossy: false,
         has_written: false,
@@ -245,7 +244,6 @@ impl Generation {
         let mut started = self.started.clone();
         started.request_id = self.writer.id();
         started.blocks = blocks as u32;
-        // The daemon holds the engine until its thread, which this is, has ended.
         let engine = self.engine.upgrade();
         let in_force = engine.as_ref().and_then(|engine| engine.in_force());
         if let (Some(engine), Some(in_force)) = (engine, in_force) {

@@ -1,60 +1,53 @@
-//! Unloads the model after a time without requests.
+//! Unloads each model after a time without requests for it.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use sluice_engine::ModelId;
-use sluice_proto::v1::OperationKind;
 use sluice_shared::units;
 use tokio::time::{Instant, timeout_at};
 
-use crate::{models::UnloadReason, services::Daemon};
+use crate::{
+    models::{ServingModel, UnloadReason},
+    services::Daemon,
+};
 
-/// Counters that differ if the model was used since the last look, even by a request that has ended in between.
+/// Counters that differ if a model was used since the last look, even by a request that has ended in between.
 #[derive(PartialEq)]
 struct ActivityTrace {
-    model: ModelId,
-    requests: u64,
+    last_use: u64,
     changes: u64,
 }
 
-/// Unloads the model whenever it was idle for `after`. Returns when the daemon closes.
+/// Unloads each model whenever it was idle for `after`, unless it is pinned. Returns when the daemon closes.
 pub async fn watch(daemon: Arc<Daemon>, after: Duration) {
     let mut changes = daemon.changes.subscribe();
-    let mut since: Option<(ActivityTrace, Instant)> = None;
+    let mut since: HashMap<ModelId, (ActivityTrace, Instant)> = HashMap::new();
     loop {
         // Before looking, so that a change after the look wakes the wait below.
         changes.mark_unchanged();
-        let trace = trace(&daemon);
-        since = match (trace, since.take()) {
-            (Some(trace), Some((before, since))) if trace == before => Some((trace, since)),
-            (Some(trace), _) => Some((trace, Instant::now())),
-            (None, _) => None,
-        };
-        let until = since.as_ref().map(|(_, since)| *since + after);
-        if until.is_some_and(|until| until <= Instant::now()) {
-            since = None;
-            let before = daemon.engine.memory().used_bytes;
-            // The engine decides: a model that got a request since the look stays, and so does one while another loads.
-            if let Ok(Some(name)) = daemon
-                .models
-                .unload(&daemon.engine, UnloadReason::Idle)
-                .await
-            {
-                let freed = before.saturating_sub(daemon.engine.memory().used_bytes);
-                let idle = units::duration_ms(after.as_secs_f64() * 1000.0);
-                tracing::info!(
-                    model = name.name,
-                    freed = units::bytes(freed),
-                    idle,
-                    "unloaded the idle model"
-                );
+        let models = daemon.models.all_loaded();
+        let idle = models.iter().filter_map(|model| {
+            let (id, trace) = (model.loaded.id, trace(&daemon, model)?);
+            let before = since.remove(&id).filter(|(before, _)| *before == trace);
+            let since = before.map_or_else(Instant::now, |(_, since)| since);
+            Some((id, (trace, since)))
+        });
+        since = idle.collect();
+        let earliest = since.iter().min_by_key(|(_, (_, since))| *since);
+        let until = earliest.map(|(id, (_, since))| (*id, *since + after));
+        if let Some((id, until)) = until
+            && until <= Instant::now()
+        {
+            since.remove(&id);
+            if let Some(model) = models.iter().find(|model| model.loaded.id == id) {
+                unload(&daemon, model, after).await;
             }
             continue;
         }
         let changed = async {
             match until {
                 // The timeout is no failure: the loop looks again.
-                Some(until) => timeout_at(until, changes.changed()).await.unwrap_or(Ok(())),
+                Some((_, until)) => timeout_at(until, changes.changed()).await.unwrap_or(Ok(())),
                 None => changes.changed().await,
             }
         };
@@ -65,21 +58,27 @@ pub async fn watch(daemon: Arc<Daemon>, after: Duration) {
     }
 }
 
-/// The counters of the serving model; `None` while there is no model, or a request, a calibration or a change of it is
-/// under way.
-fn trace(daemon: &Daemon) -> Option<ActivityTrace> {
-    let serving = daemon.models.serving().ok()?;
-    let is_changing = daemon.switch_target.get().is_some();
-    let computing = [OperationKind::Calibrate, OperationKind::Optimize];
-    let computing = daemon.operations.active_of(&computing);
-    let is_used = !computing.is_empty() || !daemon.requests.active().is_empty();
-    if is_changing || daemon.is_wanted() || is_used {
-        return None;
+/// Unloads a model, if the engine finds it idle as well: one that got a request since the look stays.
+async fn unload(daemon: &Daemon, model: &ServingModel, after: Duration) {
+    let before = daemon.engine.memory_of_all().used_bytes;
+    let name = Some(&model.name);
+    if let Ok(Some(name)) = daemon.models.unload(name, UnloadReason::Idle).await {
+        let freed = before.saturating_sub(daemon.engine.memory_of_all().used_bytes);
+        let idle = units::duration_ms(after.as_secs_f64() * 1000.0);
+        tracing::info!(
+            model = name.name,
+            freed = units::bytes(freed),
+            idle,
+            "unloaded the idle model"
+        );
     }
-    let totals = daemon.requests.totals().to_wire();
-    Some(ActivityTrace {
-        model: serving.loaded.id,
-        requests: totals.done_requests + totals.cancelled_requests + totals.failed_requests,
-        changes: daemon.switch_target.ended(),
+}
+
+/// The counters of a model; `None` while it is pinned, or a request, a job or a change of it is under way.
+fn trace(daemon: &Daemon, model: &ServingModel) -> Option<ActivityTrace> {
+    let stays = daemon.models.is_busy(model) || daemon.models.is_pinned(model);
+    (!stays).then(|| ActivityTrace {
+        last_use: daemon.models.uses().of(&model.name).last_use,
+        changes: model.switch_target.ended(),
     })
 }

@@ -24,6 +24,7 @@ pub mod access;
 mod atomic_file;
 pub mod caller;
 pub mod credential_file;
+pub mod engines;
 pub mod failure;
 pub mod idle;
 pub mod library;

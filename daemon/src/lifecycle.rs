@@ -188,6 +188,8 @@ async fn serve(
             level: config.level.clone(),
             budget: config.budget.clone(),
             small_memory: config.small_memory.value,
+            loaded_models: config.loaded_models.value.get(),
+            load_on_request: config.load_on_request.value,
         },
         config.model_settings.clone(),
         state,
@@ -495,9 +497,9 @@ fn ignores_hangup() -> bool {
     mask.is_some_and(|mask| mask & HANGUP != 0)
 }
 
-/// Returns when the engine's thread is gone though nobody stopped it.
+/// Returns when an engine's thread is gone though nobody stopped it.
 async fn engine_death(daemon: &Daemon) {
-    while daemon.engine.is_alive() {
+    while daemon.engines.are_alive() {
         sleep(PULSE).await;
     }
 }
@@ -558,11 +560,11 @@ async fn close(daemon: &Daemon, mut server: JoinHandle<Result<(), tonic::transpo
     }
 }
 
-/// Stops the engine's thread. False when it is in the middle of something that cannot be interrupted, such as a read from a
+/// Stops the engines' threads. False when one is in the middle of something that cannot be interrupted, such as a read from a
 /// slow disk.
 async fn stop_engine(daemon: &Arc<Daemon>) -> bool {
-    let engine = daemon.engine.clone();
-    let stopped = tokio::task::spawn_blocking(move || engine.stop());
+    let engines = daemon.engines.clone();
+    let stopped = tokio::task::spawn_blocking(move || engines.stop());
     let in_time = timeout(STOP_GRACE, stopped).await.is_ok();
     if !in_time {
         tracing::warn!("the engine is still busy; leaving it");

@@ -49,6 +49,12 @@ pub const UNLOADING_LINE_MAX: usize = 32;
 /// Requests that wait with the daemon for a model, or for room in the engine's queue; some places are kept for users who have
 /// few.
 pub const WAITING_MAX: usize = 1024;
+/// Models that are loaded at once.
+pub const LOADED_MODELS_MAX: usize = 16;
+/// Models that requests wait for, one after another.
+pub const WANTED_MODELS_MAX: usize = 64;
+/// Models that were unloaded and that the next request loads again, where requests load no others.
+pub const SLEEPING_MAX: usize = 64;
 /// Changes of level and budget that wait, run or are being written to disk.
 pub const CHANGES_MAX: usize = 16;
 /// The same of one user.
@@ -167,6 +173,9 @@ mod tests {
             PREPARING_MAX as u64,
             PREPARING_LINE_MAX as u64,
             WAITING_MAX as u64,
+            LOADED_MODELS_MAX as u64,
+            WANTED_MODELS_MAX as u64,
+            SLEEPING_MAX as u64,
             CHANGES_MAX as u64,
             CHANGES_OF_USER_MAX as u64,
             WINDOW_BYTES as u64,

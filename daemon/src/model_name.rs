@@ -55,6 +55,15 @@ impl ModelName {
         self.path == other.path
     }
 
+    /// Whether the wire's model is this one.
+    #[must_use]
+    pub fn is_of(&self, model: &v1::Model) -> bool {
+        match &self.path {
+            Some(path) => path.as_path() == Path::new(&model.path),
+            None => model.is_demonstration,
+        }
+    }
+
     /// What a job that reads it says of its input: the path, or the name of the model inside the program.
     #[must_use]
     pub fn input(&self) -> String {

@@ -28,8 +28,6 @@ pub const ENDED_BYTES_MAX: usize = 16 << 20;
 pub struct Requests {
     known: Mutex<KnownRequests>,
     operations: Arc<Operations>,
-    /// Weak, since the engine's thread holds sinks that own this.
-    engine: Weak<Engine>,
     changes: ChangeNotifier,
     totals: RequestTotals,
 }
@@ -45,11 +43,10 @@ struct KnownRequests {
 impl Requests {
     /// Without any request.
     #[must_use]
-    pub fn new(operations: Arc<Operations>, engine: Weak<Engine>, changes: ChangeNotifier) -> Self {
+    pub fn new(operations: Arc<Operations>, changes: ChangeNotifier) -> Self {
         Self {
             known: Mutex::default(),
             operations,
-            engine,
             changes,
             totals: RequestTotals::default(),
         }
@@ -63,7 +60,7 @@ impl Requests {
         facts: RequestDescription,
         model: &str,
     ) -> Arc<RequestRecord> {
-        let handle = Arc::new(RequestHandle::new(self.engine.clone()));
+        let handle = Arc::<RequestHandle>::default();
         let stops = handle.clone();
         let description = OperationDescription {
             kind: facts.kind,
@@ -85,9 +82,9 @@ impl Requests {
         self.changes.tell();
     }
 
-    /// Lists a request that the engine took. It may have ended already.
-    pub fn admit(&self, record: &Arc<RequestRecord>, ticket: RequestTicket) {
-        record.admitted(ticket);
+    /// Lists a request that an engine took. It may have ended already.
+    pub fn admit(&self, record: &Arc<RequestRecord>, ticket: RequestTicket, engine: Weak<Engine>) {
+        record.admitted(ticket, engine);
         self.operations.list(record.operation());
         self.lock().records.insert(record.id(), record.clone());
         // A quick engine may have ended it before it was listed; `end` could not count it then.

@@ -24,14 +24,7 @@ mod states;
 mod telemetry;
 mod waiting;
 
-use std::{
-    path::PathBuf,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Instant,
-};
+use std::{path::PathBuf, sync::Arc, time::Instant};
 
 pub use incoming::{Listeners, Port};
 use sluice_checkpoint::VerifiedFiles;
@@ -56,6 +49,7 @@ use self::gate::Gate;
 pub(crate) use self::library::load_configured;
 use crate::{
     access::AccessRules,
+    engines::Engines,
     examine::Examiner,
     failure::Failure,
     library::{Library, Pulls},
@@ -66,7 +60,7 @@ use crate::{
     },
     measurements::Measurements,
     models::Models,
-    operations::{ChangeNotifier, Operations, WriteQueue, change::SwitchTarget},
+    operations::{ChangeNotifier, Operations, WriteQueue},
     requests::Requests,
     settings::ModelSettings,
     stall::StallReport,
@@ -76,9 +70,11 @@ use crate::{
 
 /// What all services share.
 pub struct Daemon {
-    /// The engine, whose one thread computes.
+    /// The first engine, which is asked what is so for all: the device, the folder of converted weights, budgets.
     pub engine: Arc<Engine>,
-    /// The model that serves, and the ones that load, failed or sleep.
+    /// The engines, one for each model that is loaded.
+    pub engines: Arc<Engines>,
+    /// The models that are loaded, and the ones that load, failed or sleep.
     pub models: Arc<Models>,
     /// Models on disk.
     pub library: Arc<Library>,
@@ -92,8 +88,6 @@ pub struct Daemon {
     pub measurements: Measurements,
     /// Told whenever anything changes that a snapshot shows.
     pub changes: ChangeNotifier,
-    /// Target of the change of level or budget under way.
-    pub switch_target: SwitchTarget,
     /// Why the engine counts as stuck; `None` while it gets on.
     pub stall: StallReport,
     /// Who may do what.
@@ -120,23 +114,9 @@ pub struct Daemon {
     preparing: Arc<Gate>,
     listing: Arc<Gate>,
     unloading: Arc<Gate>,
-    wanted: Arc<AtomicUsize>,
     line: waiting::WaitingLine,
     states: Arc<states::StateAccount>,
     writes: WriteQueue,
-}
-
-/// While one exists, a request is about to use the model, so that it is not unloaded as idle.
-pub(crate) struct ModelInUse {
-    count: Arc<AtomicUsize>,
-    changes: ChangeNotifier,
-}
-
-impl Drop for ModelInUse {
-    fn drop(&mut self) {
-        self.count.fetch_sub(1, Ordering::AcqRel);
-        self.changes.tell();
-    }
 }
 
 impl Daemon {
@@ -158,16 +138,17 @@ impl Daemon {
         let verified = VerifiedFiles::new(engine.weight_cache().map(|(folder, _)| folder));
         let pulls = Pulls::new(library.clone(), operations.clone(), verified);
         let settings = Arc::new(settings);
-        let engine_of = Arc::downgrade(&engine);
-        let requests = Requests::new(operations.clone(), engine_of.clone(), changes.clone());
+        let engines = Arc::new(Engines::new(engine.clone()));
+        let requests = Requests::new(operations.clone(), changes.clone());
         let models = Models::new(
-            engine_of,
+            Arc::downgrade(&engines),
             settings.clone(),
             operations.clone(),
             changes.clone(),
         );
         Self {
             engine,
+            engines,
             models: Arc::new(models),
             library,
             pulls: Arc::new(pulls),
@@ -175,7 +156,6 @@ impl Daemon {
             requests: Arc::new(requests),
             measurements: Measurements::new(changes.clone()),
             changes: changes.clone(),
-            switch_target: SwitchTarget::default(),
             stall: StallReport::default(),
             access: Arc::default(),
             tls: None,
@@ -191,7 +171,6 @@ impl Daemon {
             preparing: Gate::new(PREPARING_MAX, PREPARING_LINE_MAX, changes.clone()),
             listing: Gate::new(LISTING_MAX, LISTING_LINE_MAX, changes.clone()),
             unloading: Gate::new(1, UNLOADING_LINE_MAX, changes),
-            wanted: Arc::default(),
             line: waiting::WaitingLine::default(),
             states: Arc::default(),
             writes: WriteQueue::default(),
@@ -242,20 +221,6 @@ impl Daemon {
     #[must_use]
     pub fn is_draining(&self) -> bool {
         self.draining.is_cancelled()
-    }
-
-    /// Keeps the model from being unloaded as idle while a request is prepared for it.
-    pub(crate) fn want(&self) -> ModelInUse {
-        self.wanted.fetch_add(1, Ordering::AcqRel);
-        ModelInUse {
-            count: self.wanted.clone(),
-            changes: self.changes.clone(),
-        }
-    }
-
-    /// Whether a request is being prepared that the engine does not know yet.
-    pub(crate) fn is_wanted(&self) -> bool {
-        self.wanted.load(Ordering::Acquire) > 0
     }
 
     /// Requests that wait for a model to load, or for room in the engine's queue.
@@ -393,7 +358,7 @@ pub(crate) fn health(daemon: &Daemon) -> [(&'static str, bool); 6] {
     let open = !daemon.is_draining();
     let gets_on = daemon.stall.get().is_none();
     // A sleeping model wakes for a request, so probes must not take it for a failure.
-    let has_model = daemon.models.serving().is_ok() || daemon.models.is_asleep();
+    let has_model = daemon.models.shown().is_some() || daemon.models.is_asleep();
     [
         ("", open && gets_on),
         ("sluice.v1.GenerationService", open && gets_on && has_model),

@@ -144,6 +144,10 @@ pub struct StartSettings {
     pub budget: config::Setting<Budget>,
     /// Whether defaults are those for small memory.
     pub small_memory: bool,
+    /// Models that may be loaded at once.
+    pub loaded_models: usize,
+    /// Whether requests have models loaded that they name.
+    pub load_on_request: bool,
 }
 
 impl Default for StartSettings {
@@ -152,6 +156,8 @@ impl Default for StartSettings {
             level: config::Setting::built_in(Level::Standard),
             budget: config::Setting::built_in(Budget::default()),
             small_memory: false,
+            loaded_models: 1,
+            load_on_request: true,
         }
     }
 }
@@ -173,6 +179,18 @@ impl ModelSettings {
             file,
             state,
         }
+    }
+
+    /// Models that may be loaded at once.
+    #[must_use]
+    pub fn loaded_models(&self) -> usize {
+        self.start.loaded_models
+    }
+
+    /// Whether requests have models loaded that they name.
+    #[must_use]
+    pub fn loads_on_request(&self) -> bool {
+        self.start.load_on_request
     }
 
     /// The limits of requests that say nothing else, where the defaults are those for small memory: what the level advises

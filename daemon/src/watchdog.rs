@@ -5,7 +5,11 @@
 //! Slow is not stuck: each layer of a pass counts, and so does each step of a change. What bounds the time between two of
 //! them follows from how long a whole pass is predicted to take, or last took.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use sluice_engine::{
     Engine,
@@ -92,18 +96,27 @@ impl Judge {
     }
 }
 
-/// Watches the engine, and pats systemd's watchdog as long as it gets on; until the daemon closes. On the runtime that answers
+/// Watches the engines, and pats systemd's watchdog as long as all of them get on; until the daemon closes. On the runtime that answers
 /// calls: where that is stuck, nobody pats.
 pub async fn watch(daemon: Arc<Daemon>, limits: StallLimits) {
     let interval = systemd::watchdog_interval();
     let pause = interval.map_or(LOOK_INTERVAL, |interval| interval.min(LOOK_INTERVAL));
-    let mut judge = Judge::default();
+    // By the engine's address, which is nobody else's while it is watched.
+    let mut judges: HashMap<usize, (Weak<Engine>, Judge)> = HashMap::new();
     let mut looked = tokio::time::Instant::now();
     loop {
-        let pulse = daemon.engine.pulse();
-        let limit = limits.with(&pulse, pass_time(&daemon.engine));
-        let stall = judge.look(pulse, limit, looked.elapsed());
+        let since = looked.elapsed();
         looked = tokio::time::Instant::now();
+        judges.retain(|_, (engine, _)| engine.strong_count() > 0);
+        let mut stall = None;
+        for engine in daemon.engines.all() {
+            let address = Arc::as_ptr(&engine).addr();
+            let new = || (Arc::downgrade(&engine), Judge::default());
+            let (_, judge) = judges.entry(address).or_insert_with(new);
+            let pulse = engine.pulse();
+            let limit = limits.with(&pulse, pass_time(&engine));
+            stall = stall.or(judge.look(pulse, limit, since));
+        }
         if daemon.stall.set(stall) {
             match stall {
                 Some(stall) => tracing::error!(reason = %stall, "the engine is stuck"),
@@ -111,7 +124,7 @@ pub async fn watch(daemon: Arc<Daemon>, limits: StallLimits) {
             }
             daemon.changes.tell();
         }
-        if interval.is_some() && stall.is_none() && daemon.engine.is_alive() {
+        if interval.is_some() && stall.is_none() && daemon.engines.are_alive() {
             systemd::pat();
         }
         tokio::select! {

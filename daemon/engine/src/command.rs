@@ -1,9 +1,9 @@
 //! The engine's commands besides requests, and their events: loads, unloads and changes of the settings.
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::AtomicBool};
 
 use sluice_checkpoint::RecommendedSettings;
-use sluice_plan::{Plan, SwitchEstimate};
+use sluice_plan::{Plan, SwitchEstimate, sharing::Fit};
 pub use sluice_shared::options::{Budget, PlanOptions, PlanSettings};
 use sluice_tokenizer::Tokenizer;
 
@@ -68,6 +68,25 @@ pub type LoadEvent = CommandEvent<Arc<LoadedModel>>;
 
 /// Takes a load's events, on the load's thread and the last one on the engine's; must not block.
 pub type LoadReport = Box<dyn FnMut(LoadEvent) + Send>;
+
+/// Asked how a model fits within so many bytes.
+pub type FitFn<'a> = &'a mut dyn FnMut(u64) -> Result<Fit, EngineError>;
+
+/// Makes room for a load that others may have to go for. Called on the load's thread, which may wait there.
+pub trait LoadRoom: Send {
+    /// The budget to plan for: what there will be once [`LoadRoom::make`] has returned. May be asked again, where that took
+    /// too long.
+    ///
+    /// # Errors
+    /// When there can be no place for the model.
+    fn budget(&mut self, fit: FitFn<'_>) -> Result<u64, EngineError>;
+
+    /// Makes that room, once all that the load can do before is done, or returns when `cancel` is set.
+    ///
+    /// # Errors
+    /// When that is not possible.
+    fn make(&mut self, cancel: &AtomicBool) -> Result<(), EngineError>;
+}
 
 /// Called on the engine's thread with whether a model was unloaded; must not block.
 pub type UnloadReport = Box<dyn FnOnce(bool) + Send>;

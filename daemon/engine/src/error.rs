@@ -170,6 +170,14 @@ pub enum EngineError {
     /// A load was cancelled.
     #[error("the load was cancelled")]
     LoadCancelled,
+    /// As many models are loaded as may be, and none of them may go.
+    #[error(
+        "no place for another model: {max} may be loaded, and those that are loaded are pinned"
+    )]
+    NoPlace {
+        /// Models that may be loaded at once.
+        max: usize,
+    },
     /// Another change of the settings came before this one was complete.
     #[error("superseded by another change of level or budget")]
     Superseded,

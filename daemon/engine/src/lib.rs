@@ -30,8 +30,8 @@ pub mod saved_state;
 mod turns;
 
 pub use command::{
-    ApplyEvent, Budget, CommandEvent, CommandStage, LoadEvent, LoadedModel, PlanOptions,
-    PlanSettings,
+    ApplyEvent, Budget, CommandEvent, CommandStage, FitFn, LoadEvent, LoadRoom, LoadedModel,
+    PlanOptions, PlanSettings,
 };
 pub use error::{EngineError, RequestError};
 pub use event::{Event, Outcome};

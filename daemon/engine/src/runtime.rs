@@ -66,8 +66,8 @@ pub use self::{
 pub use crate::schedule::{QueueState, RequestTicket};
 use crate::{
     command::{
-        ApplyEvent, ApplyReport, CommandStage, LoadEvent, LoadReport, LoadedModel, PlanOptions,
-        PlanSettings, UnloadReport,
+        ApplyEvent, ApplyReport, CommandStage, LoadEvent, LoadReport, LoadRoom, LoadedModel,
+        PlanOptions, PlanSettings, UnloadReport,
     },
     error::EngineError,
     event::EventSink,
@@ -210,13 +210,32 @@ impl Engine {
         cancel: Arc<AtomicBool>,
         report: LoadReport,
     ) {
-        let load = LoadCommand {
+        self.shared.queue.load(LoadCommand {
             source,
             settings,
             report: contained_report(report),
+            room: None,
             cancel,
-        };
-        self.shared.queue.load(load);
+        });
+    }
+
+    /// [`Engine::load`] of a model for which models of other engines may have to go: `room` says for what budget to plan, and
+    /// makes it so once all else is ready. For an engine without a model.
+    pub fn load_beside(
+        &self,
+        source: Source,
+        settings: PlanSettings,
+        cancel: Arc<AtomicBool>,
+        report: LoadReport,
+        room: Box<dyn LoadRoom>,
+    ) {
+        self.shared.queue.load(LoadCommand {
+            source,
+            settings,
+            report: contained_report(report),
+            room: Some(room),
+            cancel,
+        });
     }
 
     /// Unloads a model, between two requests and not during a load: all of its memory is freed, and the settings stay.
@@ -246,14 +265,6 @@ impl Engine {
     pub fn take_room_back(&self) {
         // One that is stopping needs none, and one that has as many of these before it will do it then.
         let _ = self.shared.queue.room_command(RoomCommand::TakeBack);
-    }
-
-    /// Claims memory for a model that is about to be loaded, so that no other engine takes it meanwhile; until the load ends.
-    ///
-    /// # Errors
-    /// When the others leave too little.
-    pub fn claim_room(&self, bytes: u64) -> Result<(), EngineError> {
-        Ok(self.shared.ledger.claim(bytes)?)
     }
 
     /// Puts other settings in force, between the passes of running requests, step by step. A change that comes during

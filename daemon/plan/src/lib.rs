@@ -6,6 +6,7 @@ pub mod decompressed;
 mod kv_cache;
 mod pass_time;
 mod recipe;
+pub mod sharing;
 mod spread;
 mod switch_estimate;
 mod time;

@@ -32,6 +32,9 @@ pub struct ModelTable {
     /// Most bytes of the device's memory.
     #[serde(default, deserialize_with = "from_text")]
     pub budget: Option<Budget>,
+    /// Whether it stays loaded until it is unloaded by name.
+    #[serde(default)]
+    pub pinned: bool,
     /// Instructions before conversations that begin with none.
     pub system: Option<String>,
     /// The most probable token each time, and nothing made less likely; keys beside it go before it.

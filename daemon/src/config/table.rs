@@ -26,7 +26,7 @@ use super::{
     row::{SettingRow, ValueForm},
     values::Value,
 };
-use crate::role::RoleRules;
+use crate::{limits::LOADED_MODELS_MAX, role::RoleRules};
 
 impl SettingRow {
     fn new<T: Value>(
@@ -405,6 +405,28 @@ settings! {
             words: "never",
             example: "never",
         },
+    }
+
+    /// Models that may be loaded at once, within one budget; for one more the least recently used goes
+    ///
+    /// 1 to 16. 1: a load takes the present model's place.
+    loaded_models: Within<1, LOADED_MODELS_MAX> {
+        value: "N",
+        form: Number,
+        built_in: BySize {
+            usual: "3",
+            small: "1",
+            words: "3; with --small-memory 1",
+        },
+    }
+
+    /// Let requests load the models that they name
+    ///
+    /// false: only models that were loaded before.
+    load_on_request: bool {
+        value: "true|false",
+        form: Boolean,
+        built_in: Is("true"),
     }
 
     /// Requests that may wait while others run

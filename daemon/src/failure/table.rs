@@ -111,7 +111,9 @@ fn row(failure: &Failure) -> ErrorRow {
         }
         Failure::ModelNotLoaded { model } => {
             ErrorRow::new(Code::FailedPrecondition, "MODEL_NOT_LOADED")
-                .hint(format!("load it first: sluice load {model}"))
+                .hint(format!(
+                    "load it first: sluice load {model}; or let requests load models: load_on_request in sluiced.toml"
+                ))
                 .figure("model", model)
         }
         Failure::LoadInProgress { model } => ErrorRow::new(Code::Unavailable, "LOAD_IN_PROGRESS")
@@ -307,6 +309,9 @@ fn engine(error: &EngineError) -> ErrorRow {
         )
         | EngineError::Grammar(error) => tokenizer(error),
         EngineError::Tokenizer(_) => broken_template("TOKENIZER_INVALID"),
+        EngineError::NoPlace { max } => ErrorRow::new(Code::FailedPrecondition, "NO_PLACE")
+            .hint("unload one with sluice unload NAME, or start sluiced with a greater --loaded-models")
+            .figure("max", max),
         EngineError::LoadCancelled => ErrorRow::new(Code::Cancelled, "CANCELLED"),
         EngineError::Superseded => ErrorRow::new(Code::Aborted, "SUPERSEDED")
             .hint("sluice status shows the level and the budget in force"),

@@ -34,6 +34,7 @@ fn name(failure: &Failure) -> &'static str {
         F::Engine(E::PriorNotFinite) => "prior not finite",
         F::Engine(E::Ops(OpsError::Gpu(_))) => "card",
         F::Engine(E::Plan(error)) => plan_name(error),
+        F::Engine(E::NoPlace { .. }) => "no place",
         F::Engine(E::LoadCancelled) => "load cancelled",
         F::Engine(E::Superseded) => "superseded",
         F::Engine(E::NoWeightCache { .. }) => "no derivatives",
@@ -190,7 +191,7 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
 }
 
 /// Variants that [`name`] knows.
-const VARIANTS: usize = 206;
+const VARIANTS: usize = 207;
 
 /// An example of each variant with its code; of `Io`, one of each kind that matters.
 async fn all() -> Vec<(Failure, Code)> {
@@ -248,6 +249,7 @@ async fn all() -> Vec<(Failure, Code)> {
             Internal,
         ),
         (engine(EngineError::PriorNotFinite), DataLoss),
+        (engine(EngineError::NoPlace { max: 1 }), FailedPrecondition),
         (engine(EngineError::LoadCancelled), Cancelled),
         (engine(EngineError::Superseded), Aborted),
         (

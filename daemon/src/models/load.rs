@@ -1,15 +1,16 @@
 //! A load: the engine's events become an operation's progress, and in the end the model that serves.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
-use sluice_engine::{EngineError, LoadEvent, LoadedModel};
+use sluice_engine::{Engine, EngineError, LoadEvent, LoadedModel};
 use sluice_plan::{Plan, PlanError};
 use sluice_proto::v1;
 use sluice_shared::units;
 
-use super::{ModelName, Models, Requester, RestorePoint, ServingModel, embedded};
+use super::{ModelName, Models, Requester, RestorePoint, ServingModel};
 use crate::{
     failure::Failure,
+    model_name::embedded,
     operations::{Outcome, RunningOperation, command::record},
     translate,
 };
@@ -18,9 +19,13 @@ use crate::{
 pub(super) struct LoadDescription {
     pub(super) name: ModelName,
     pub(super) requester: Requester,
-    /// The model that slept when the load began, and sleeps again if it fails.
-    pub(super) asleep: Option<ModelName>,
+    /// The engine that loads it.
+    pub(super) engine: Weak<Engine>,
     pub(super) start: RestorePoint,
+    /// Whether it is to stay until it is unloaded by name.
+    pub(super) is_pinned: bool,
+    /// Whether somebody said that it is to be loaded, and not only a request.
+    pub(super) is_chosen: bool,
     /// Name of the GPU that computes; `None` on the CPU.
     pub(super) gpu: Option<String>,
 }
@@ -102,20 +107,15 @@ impl LoadReporter {
             tracing::warn!(model = self.about.name.name, problem, "while loading");
             self.running.notice(problem.clone());
         }
-        let name = self.about.name.clone();
+        let (name, engine) = (self.about.name.clone(), self.about.engine.clone());
         let serving = ServingModel {
-            name,
-            loaded,
             restore_point: self.about.start,
+            is_pinned: self.about.is_pinned,
+            is_chosen: self.about.is_chosen,
+            ..ServingModel::new(name, loaded, engine)
         };
         let wire = serving.to_wire();
-        let before = {
-            let mut known = self.models.lock();
-            known.loading = None;
-            known.is_waking = false;
-            known.failed = None;
-            known.serving.replace(serving)
-        };
+        let before = self.models.put(serving, self.about.requester);
         // Freed outside the lock: a tokenizer is large, and calls wait for the lock.
         drop(before);
         embedded::forget();
@@ -138,14 +138,55 @@ impl LoadReporter {
         {
             let mut known = self.models.lock();
             known.loading = None;
-            known.is_waking = false;
-            // The next request tries again: what was in the way may be gone by then.
-            known.asleep = self.about.asleep.take();
-            if !was_cancelled {
+            // One that sleeps still does: the next request tries again, and what was in the way may be gone by then. Who only
+            // asked for another model by its name is told what it failed of.
+            let is_asleep = known.sleeping(&self.about.name).is_some();
+            if !was_cancelled && (self.about.is_chosen || is_asleep) {
                 known.failed = Some((self.about.name.clone(), failure.to_string()));
             }
         }
+        // An engine that was started for it has nothing to do any more.
+        if let Some(engine) = self.about.engine.upgrade()
+            && engine.model().is_none()
+            && let Some(engines) = self.models.engines.upgrade()
+        {
+            engines.end(&engine);
+        }
         self.running.finish(Err(failure));
+        self.models.changes.tell();
+    }
+}
+
+impl Models {
+    /// Puts a model among the loaded ones; what is there no more.
+    fn put(&self, serving: ServingModel, requester: Requester) -> Vec<ServingModel> {
+        let mut known = self.lock();
+        known.loading = None;
+        if requester != Requester::Request {
+            known.failed = None;
+        }
+        let name = serving.name.clone();
+        let before = known.forget_gone();
+        known.loaded.push(serving);
+        known.asleep.retain(|asleep| !asleep.name.is_same(&name));
+        let is_chosen = requester != Requester::Request;
+        if is_chosen && self.settings.loaded_models() == 1 {
+            // It has taken the place of whatever was there.
+            known.asleep.clear();
+        }
+        let present = known.present.as_ref();
+        let is_there = present.is_some_and(|present| {
+            known.find(present).is_some() || known.sleeping(present).is_some()
+        });
+        if is_chosen || !is_there {
+            known.present = Some(name.clone());
+        }
+        drop(known);
+        for gone in &before {
+            self.uses.set_loaded(&gone.name, false);
+        }
+        self.uses.set_loaded(&name, true);
+        before
     }
 }
 
@@ -160,13 +201,8 @@ impl Drop for LoadReporter {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Weak;
-
     use sluice_checkpoint::family::PublishedShape;
-    use sluice_engine::{
-        Engine,
-        runtime::{EngineOptions, ModelOutline},
-    };
+    use sluice_engine::runtime::{EngineOptions, ModelOutline};
     use sluice_plan::{PassTime, Workload};
     use sluice_shared::level::Level;
 
@@ -206,8 +242,10 @@ mod tests {
         let about = LoadDescription {
             name: ModelName::embedded(),
             requester: Requester::Client,
-            asleep: None,
+            engine: Weak::new(),
             start: RestorePoint::default(),
+            is_pinned: false,
+            is_chosen: true,
             gpu: None,
         };
         let mut report = LoadReporter::new(Arc::new(models), about, running);

@@ -1,6 +1,6 @@
 //! Requests against the embedded model's tokenizer.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use sluice_checkpoint::{RecommendedSettings, family::MaskToken};
 use sluice_engine::{LoadedModel, ModelId, model::ModelInfo};
@@ -10,7 +10,7 @@ use sluice_tokenizer::{Patience, Tokenizer};
 use sluice_weights::LayerKind;
 
 use super::*;
-use crate::{model_name::ModelName, models::RestorePoint};
+use crate::model_name::ModelName;
 
 pub(super) const CONTEXT: usize = 200;
 
@@ -44,16 +44,13 @@ pub(crate) fn serving(with_text: bool) -> ServingModel {
         bos_token_id: None,
         has_prior: false,
     };
-    ServingModel {
-        name: ModelName::embedded(),
-        loaded: Arc::new(LoadedModel {
-            id: ModelId(1),
-            info,
-            tokenizer: with_text.then(|| Arc::new(text.unwrap())),
-            recommended: RecommendedSettings::default(),
-        }),
-        restore_point: RestorePoint::default(),
-    }
+    let loaded = LoadedModel {
+        id: ModelId(1),
+        info,
+        tokenizer: with_text.then(|| Arc::new(text.unwrap())),
+        recommended: RecommendedSettings::default(),
+    };
+    ServingModel::new(ModelName::embedded(), Arc::new(loaded), Weak::new())
 }
 
 fn tokens(count: usize) -> v1::GenerateRequest {

@@ -1,7 +1,10 @@
 //! One request: its operation, a bounded log of small events, the latest picture, and readers that each go at their own pace.
 //! Writing never waits for readers.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::{
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+};
 
 use prost::Message;
 use sluice_engine::{Engine, runtime::RequestTicket};
@@ -14,6 +17,7 @@ use tonic::Status;
 
 use crate::{
     failure::Failure,
+    models::ModelInUse,
     operations::{NOTICES_MAX, Operation, Outcome, progress},
 };
 
@@ -76,36 +80,38 @@ impl RequestEnd {
     }
 }
 
-/// Stops a request, wherever it is: in line for a model or with the engine.
-#[derive(Debug)]
+/// Stops a request, wherever it is: in line for a model or with an engine.
+#[derive(Default)]
 pub(super) struct RequestHandle {
-    engine: Weak<Engine>,
     /// Cancelled with the request, for those that wait for a model.
     unwanted: CancellationToken,
-    /// Its place in the engine's queue; `None` while it waits for a model.
-    ticket: Mutex<Option<RequestTicket>>,
+    /// Its place in an engine's queue; `None` while it waits for a model. Weak, since the engine's thread holds its record.
+    ticket: Mutex<Option<(RequestTicket, Weak<Engine>)>>,
+}
+
+impl fmt::Debug for RequestHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ticket = self.ticket().as_ref().map(|(ticket, _)| *ticket);
+        f.debug_struct("RequestHandle")
+            .field("ticket", &ticket)
+            .finish_non_exhaustive()
+    }
 }
 
 impl RequestHandle {
-    pub(super) fn new(engine: Weak<Engine>) -> Self {
-        Self {
-            engine,
-            unwanted: CancellationToken::new(),
-            ticket: Mutex::default(),
-        }
-    }
-
     pub(super) fn stop(&self) {
         // The token first: a request that is being admitted now has no ticket yet and checks the token afterwards.
         self.unwanted.cancel();
         // Not under the lock: cancelling a request in the engine's queue runs its sink on this thread.
-        let ticket = *self.ticket();
-        if let (Some(ticket), Some(engine)) = (ticket, self.engine.upgrade()) {
+        let ticket = self.ticket().clone();
+        if let Some((ticket, engine)) = ticket
+            && let Some(engine) = engine.upgrade()
+        {
             engine.cancel(ticket);
         }
     }
 
-    fn ticket(&self) -> MutexGuard<'_, Option<RequestTicket>> {
+    fn ticket(&self) -> MutexGuard<'_, Option<(RequestTicket, Weak<Engine>)>> {
         // A panic cannot leave a single assignment half-done.
         self.ticket.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -124,6 +130,8 @@ pub struct RequestRecord {
 struct RecordState {
     /// The engine gave it back, since its model was unloaded before its turn.
     is_given_back: bool,
+    /// Keeps its model from being unloaded, from the submission to the end.
+    in_use: Option<ModelInUse>,
     /// Events that no reader misses: at most the blocks, the notices and three more.
     small: Vec<Arc<v1::GenerationEvent>>,
     notices: usize,
@@ -154,6 +162,7 @@ impl RequestRecord {
             // engine starts before that.
             small: vec![event(Event::Queued(queued))],
             is_given_back: false,
+            in_use: None,
             notices: 0,
             picture: None,
             pictures: 0,
@@ -167,9 +176,9 @@ impl RequestRecord {
         }
     }
 
-    pub(super) fn admitted(&self, ticket: RequestTicket) {
+    pub(super) fn admitted(&self, ticket: RequestTicket, engine: Weak<Engine>) {
         self.queued(ticket.ahead);
-        *self.handle.ticket() = Some(ticket);
+        *self.handle.ticket() = Some((ticket, engine));
         self.version.send_replace(());
     }
 
@@ -205,6 +214,16 @@ impl RequestRecord {
         &self.operation
     }
 
+    /// Keeps the model that it is made for until it ends, or lets it go.
+    pub(crate) fn keeps(&self, in_use: Option<ModelInUse>) {
+        let mut state = self.lock();
+        let kept = in_use.filter(|_| state.ended.is_none());
+        let before = std::mem::replace(&mut state.in_use, kept);
+        drop(state);
+        // Watchers that it wakes look at the record.
+        drop(before);
+    }
+
     /// Whether the engine has taken it.
     #[must_use]
     pub fn is_admitted(&self) -> bool {
@@ -222,7 +241,9 @@ impl RequestRecord {
     pub fn give_back(&self) {
         let mut state = self.lock();
         state.is_given_back = true;
+        let in_use = state.in_use.take();
         self.tell(state);
+        drop(in_use);
     }
 
     /// Waits until the engine gives the request back (true), or begins or ends it (false). A request that was given back has
@@ -334,7 +355,9 @@ impl RequestRecord {
         let mut state = self.lock();
         state.small.extend(last.map(event));
         state.ended = Some(ending.status());
+        let in_use = state.in_use.take();
         self.tell(state);
+        drop(in_use);
     }
 
     /// Whether the events have ended.

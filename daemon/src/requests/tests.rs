@@ -20,12 +20,12 @@ fn facts() -> RequestDescription {
 fn requests() -> Requests {
     let changes = ChangeNotifier::default();
     let operations = Arc::new(Operations::new(changes.clone()));
-    Requests::new(operations, Weak::new(), changes)
+    Requests::new(operations, changes)
 }
 
 fn admitted(registry: &Requests) -> Arc<RequestRecord> {
     let record = registry.create(Caller::DAEMON, facts(), "m");
-    registry.admit(&record, RequestTicket { id: 9, ahead: 1 });
+    registry.admit(&record, RequestTicket { id: 9, ahead: 1 }, Weak::new());
     record
 }
 
@@ -174,7 +174,7 @@ fn a_request_that_ends_before_it_is_admitted_is_settled() {
     for _ in 0..ENDED_MAX + 1 {
         let record = registry.create(Caller::DAEMON, facts(), "m");
         registry.end(&record, None, done());
-        registry.admit(&record, RequestTicket { id: 1, ahead: 0 });
+        registry.admit(&record, RequestTicket { id: 1, ahead: 0 }, Weak::new());
     }
     assert_eq!(registry.all().len(), ENDED_MAX);
 }
@@ -191,7 +191,7 @@ fn what_is_counted_of_a_request_is_what_it_is_counted_out_with() {
             id: 1,
             ahead: 1 << 20,
         };
-        registry.admit(&record, ticket);
+        registry.admit(&record, ticket, Weak::new());
     }
     assert_eq!(registry.all().len(), ENDED_MAX);
 }

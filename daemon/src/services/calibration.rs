@@ -65,8 +65,10 @@ impl Daemon {
             target,
             may_replace: asked.may_replace,
         };
-        let engine = self.engine.clone();
-        self.operations.calibrate(engine, &serving.name, options)
+        let engine = serving.engine()?;
+        let operation = self.operations.calibrate(engine, &serving.name, options)?;
+        self.models.keep_for(&serving, &operation);
+        Ok(operation)
     }
 
     /// Where a calibration is written when nobody says where.

@@ -175,7 +175,7 @@ impl Daemon {
         let checked = states.check(message)?;
         let options = states.options();
         let serving = self.models.serving_as(model)?;
-        let engine = self.engine.clone();
+        let engine = serving.engine()?;
         let defaults = RequestDefaults {
             preset: self.default_preset,
             limits: self.settings.default_limits(),
@@ -222,17 +222,16 @@ impl Daemon {
             record.notice(&problem);
         }
         let requests = self.requests.clone();
-        let engine = Arc::downgrade(&self.engine);
         let sink = events::generation(
             requests,
             record.clone(),
-            serving,
-            engine,
+            serving.clone(),
             &prepared,
             expected,
             states.clone().sink(),
         );
-        self.submit(caller.share(), record, Work::Generate(prepared.work), sink)
+        let made = (record, &serving);
+        self.submit(caller.share(), made, Work::Generate(prepared.work), sink)
             .inspect_err(|_| states.release())
     }
 
@@ -267,7 +266,8 @@ impl Daemon {
             ..Default::default()
         };
         let sink = events::figures::figures(self.requests.clone(), record.clone(), facts);
-        self.submit(caller.share(), record, Work::Score(work), sink)
+        let made = (record, &serving);
+        self.submit(caller.share(), made, Work::Score(work), sink)
     }
 }
 
@@ -290,8 +290,6 @@ fn expected(
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Weak;
-
     use tonic::Code;
 
     use super::*;
@@ -304,7 +302,7 @@ mod tests {
     async fn a_watcher_of_an_unfinished_generation_hears_that_the_daemon_ends() {
         let changes = ChangeNotifier::default();
         let operations = Arc::new(Operations::new(changes.clone()));
-        let requests = Requests::new(operations, Weak::new(), changes);
+        let requests = Requests::new(operations, changes);
         let facts = RequestDescription::unknown(OperationKind::Generate);
         let record = requests.create(Caller::DAEMON, facts, "m");
         let closing = CancellationToken::new();

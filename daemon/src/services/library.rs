@@ -22,7 +22,7 @@ use crate::{
     failure::Failure,
     library::{self, EntryOrigin, ModelEntry, RemovedModel},
     model_name::{EMBEDDED_NAME, ModelName},
-    models::{LoadRequest, Requester, UnloadReason},
+    models::{LoadRequest, MeantModel, Requester, UnloadReason},
     operations::{Operation, OperationStatus, Unsaved},
     settings,
     state::SaveError,
@@ -167,10 +167,24 @@ impl Daemon {
         }
     }
 
-    pub(super) async fn unload(&self, caller: Caller) -> Result<v1::UnloadModelResponse, Failure> {
-        let held = || (self.engine.memory().used_bytes, self.host.resident_bytes());
+    pub(super) async fn unload(
+        self: &Arc<Self>,
+        caller: Caller,
+        model: String,
+    ) -> Result<v1::UnloadModelResponse, Failure> {
+        let meant = match ModelRef::of_request(model)? {
+            ModelRef::Loaded => None,
+            model => match self.meant(caller, model).await? {
+                MeantModel::Present => None,
+                MeantModel::Named(name) => Some(name),
+            },
+        };
+        let held = || {
+            let memory = self.engine.memory_of_all();
+            (memory.used_bytes, self.host.resident_bytes())
+        };
         let before = held();
-        let name = self.unload_in_turn(caller).await?;
+        let name = self.unload_in_turn(caller, meant.as_ref()).await?;
         let after = held();
         if let Some(name) = &name {
             let freed = before.0.saturating_sub(after.0);
@@ -191,11 +205,13 @@ impl Daemon {
 
     /// Unloads for a caller, who waits in a bounded line. Only the first of it is with the engine or next to it, so that an
     /// unload of the idle model stands behind one of them at most.
-    async fn unload_in_turn(&self, caller: Caller) -> Result<Option<ModelName>, Failure> {
+    async fn unload_in_turn(
+        &self,
+        caller: Caller,
+        model: Option<&ModelName>,
+    ) -> Result<Option<ModelName>, Failure> {
         let _place = self.unloading.enter(caller.share()).await?;
-        self.models
-            .unload(&self.engine, UnloadReason::Requested)
-            .await
+        self.models.unload(model, UnloadReason::Requested).await
     }
 
     pub(super) fn pull(
@@ -226,7 +242,7 @@ impl Daemon {
             file: given(asked.file_name),
             revision: given(asked.revision),
         };
-        let budget = self.engine.settings().budget.bytes();
+        let budget = self.models.base_settings().budget.bytes();
         let budget = budget.unwrap_or_else(|| self.engine.budget_default());
         let operation = self.pulls.begin(pull, token, caller, budget)?;
         Ok(operation::follow(operation, &self.closing))
@@ -245,17 +261,18 @@ impl Daemon {
             return Err(Failure::ModelInUse { model: name });
         }
         // Compared by path: a loaded model may have another name, or a model elsewhere the same one.
-        let (library, asked, held) = (
-            self.library.clone(),
-            name.clone(),
-            self.models.paths_in_use(),
-        );
-        let is_in_use = spawn_blocking(move || library.holds_any(&asked, &held)).await?;
-        if is_in_use {
-            if !force {
-                return Err(Failure::ModelInUse { model: name });
-            }
-            self.unload_in_turn(caller).await?;
+        let (library, asked) = (self.library.clone(), name.clone());
+        let mut held = self.models.names_in_use();
+        let held = spawn_blocking(move || {
+            held.retain(|held| library.holds_any(&asked, held.path.as_slice()));
+            held
+        });
+        let held = held.await?;
+        if !held.is_empty() && !force {
+            return Err(Failure::ModelInUse { model: name });
+        }
+        for held in &held {
+            self.unload_in_turn(caller, Some(held)).await?;
         }
         let (daemon, asked) = (self.clone(), name.clone());
         let removed = spawn_blocking(move || {
@@ -353,9 +370,7 @@ impl Daemon {
                 .find(|known| Path::new(&known.path) == path.unwrap_or(Path::new("")));
             let wire = known.unwrap_or_else(|| model.to_wire(v1::ModelState::Available));
             let holds = daemon.settings.for_load(&model, &PlanOptions::default());
-            let settings = daemon
-                .engine
-                .settings()
+            let settings = (daemon.models.base_settings())
                 .with_unresolved_mix()
                 .with(&holds.change());
             let budget = settings
@@ -413,7 +428,7 @@ pub(crate) fn load_configured(
     name: ModelName,
 ) -> Result<Arc<Operation>, Failure> {
     let request = LoadRequest::of(name.clone());
-    let load = || (daemon.models).load(&daemon.engine, request, Requester::Configuration);
+    let load = || daemon.models.load(request, Requester::Configuration);
     let record = LoadRecord {
         daemon: daemon.clone(),
         name,

@@ -40,6 +40,7 @@ impl ModelService for Service {
         let request = models::LoadRequest {
             name: self.0.resolve(caller, asked.model).await?,
             requested: asked.options,
+            pin: asked.pin,
         };
         if asked.make_default {
             self.0.library.check_default()?;
@@ -50,7 +51,7 @@ impl ModelService for Service {
             change: request.requested,
             make_default: asked.make_default,
         };
-        let load = || (self.0.models).load(&self.0.engine, request, Requester::Client);
+        let load = || self.0.models.load(request, Requester::Client);
         let load = self.0.writes.begin(load, |load| {
             library::is_loaded(load).then_some(move || record.write())
         })?;
@@ -62,7 +63,8 @@ impl ModelService for Service {
         request: Request<v1::UnloadModelRequest>,
     ) -> Result<Response<v1::UnloadModelResponse>, Status> {
         let caller = Caller::of(&request);
-        Ok(Response::new(self.0.unload(caller).await?))
+        let model = request.into_inner().model;
+        Ok(Response::new(self.0.unload(caller, model).await?))
     }
 
     async fn pull_model(

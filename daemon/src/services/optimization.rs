@@ -88,7 +88,8 @@ impl Daemon {
             .map_or(SAMPLES_DEFAULT, |most| most as usize);
         let most = most.min(FIDELITY_SAMPLES_MAX);
         let samples = spread(split.work, most);
-        let settings = self.engine.settings();
+        let engine = serving.engine()?;
+        let settings = engine.settings();
         let in_force = settings.budget.bytes();
         let options = OptimizeOptions {
             share: caller.share(),
@@ -102,16 +103,17 @@ impl Daemon {
                 Some(bits) => OptimizeGoal::Rate(bits),
                 None => OptimizeGoal::Fit {
                     budget_bytes: (asked.budget_bytes.or(in_force))
-                        .unwrap_or_else(|| self.engine.budget_default()),
+                        .unwrap_or_else(|| engine.budget_default()),
                     max_pass_s: asked.max_pass_ms.map(|ms| ms / 1000.0),
                 },
             },
             threads,
         };
-        let engine = self.engine.clone();
         let notice = split.is_shared.then(|| SHARED_TEXTS.to_owned());
-        self.operations
-            .optimize(engine, &serving.name, (missing, options), notice)
+        let operation =
+            (self.operations).optimize(engine, &serving.name, (missing, options), notice)?;
+        self.models.keep_for(&serving, &operation);
+        Ok(operation)
     }
 }
 

@@ -4,7 +4,8 @@ use std::{path::PathBuf, sync::Arc};
 
 use sluice_checkpoint::family::PublishedShape;
 use sluice_engine::{
-    EngineError, PlanOptions, ShareKey, Work, optimization::kept_mixes, runtime::ModelOutline,
+    Engine, EngineError, PlanOptions, ShareKey, Work, optimization::kept_mixes,
+    runtime::ModelOutline,
 };
 use sluice_plan::PlanError;
 use sluice_proto::{
@@ -32,7 +33,7 @@ use crate::{
     failure::Failure,
     measurements::PendingMeasurement,
     model_name::ModelName,
-    models::ServingModel,
+    models::{MeantModel, ServingModel},
     operations::{OperationStatus, Unsaved, change::RequestedChange, optimization::kept_to_wire},
     prepare,
     requests::{RequestDescription, RequestRecord},
@@ -73,9 +74,13 @@ impl OptimizerService for Service {
     ) -> Result<Response<Self::ApplyStream>, Status> {
         self.0.check_open()?;
         let caller = Caller::of(&request);
-        let change = PlanOptions::try_from(request.into_inner()).map_err(Failure::from)?;
+        let message = request.into_inner();
+        let model = message.model.clone();
+        let change = PlanOptions::try_from(message).map_err(Failure::from)?;
+        let model = changeable(&self.0, caller, model).await?;
         Ok(Response::new(begin(
             &self.0,
+            &model,
             OperationKind::Apply,
             RequestedChange::new(change, caller),
             AfterChange::Remember,
@@ -89,17 +94,22 @@ impl OptimizerService for Service {
         self.0.check_open()?;
         let caller = Caller::of(&request);
         let share = caller.share();
-        let to = RestoreTarget::try_from(request.into_inner()).map_err(Failure::from)?;
-        changeable(&self.0)?;
+        let message = request.into_inner();
+        let model = message.model.clone();
+        let to = RestoreTarget::try_from(message).map_err(Failure::from)?;
+        let model = changeable(&self.0, caller, model).await?;
+        let planned = model.clone();
         let (change, afterwards) = match to {
             RestoreTarget::Start => {
-                let change = blocking(&self.0, share, Daemon::as_it_started).await?;
-                let start = self.0.models.serving()?.restore_point;
+                let change = move |_: &Daemon| as_it_started(&planned);
+                let change = blocking(&self.0, share, change).await?;
+                let start = model.restore_point;
                 (change, AfterChange::AsItStarted(start.requested))
             }
             RestoreTarget::Source => {
+                let level = move |_: &Daemon| most_faithful(&planned);
                 let change = PlanOptions {
-                    level: Some(blocking(&self.0, share, Daemon::most_faithful).await?),
+                    level: Some(blocking(&self.0, share, level).await?),
                     embedding: Some(EmbeddingPlacement::Auto),
                     ..PlanOptions::default()
                 };
@@ -108,6 +118,7 @@ impl OptimizerService for Service {
         };
         Ok(Response::new(begin(
             &self.0,
+            &model,
             OperationKind::Restore,
             RequestedChange::new(change, caller),
             afterwards,
@@ -123,7 +134,7 @@ impl OptimizerService for Service {
         let message = request.into_inner();
         self.0.check_open()?;
         let check = Measuring::try_from(message.clone()).map(|_| ModelRef::Loaded);
-        let make = move |daemon: Arc<Daemon>, _, waited| {
+        let make = move |daemon: Arc<Daemon>, _: MeantModel, waited| {
             let message = message.clone();
             async move { daemon.admit_measurement(caller, message, waited).await }
         };
@@ -243,7 +254,8 @@ impl OptimizerService for Service {
         let Ok(serving) = self.0.models.serving() else {
             return Ok(Response::new(v1::ListMixesResponse::default()));
         };
-        let list = |daemon: &Daemon| Ok(kept_mixes(&daemon.engine)?);
+        let engine = serving.engine()?;
+        let list = move |_: &Daemon| Ok(kept_mixes(&engine)?);
         let kept = blocking(&self.0, share, list).await?;
         Ok(Response::new(v1::ListMixesResponse {
             model: serving.name.name,
@@ -294,7 +306,8 @@ impl Daemon {
         let record = self.record(waited, caller, facts, &serving.name.name);
         let measurement = PendingMeasurement::new(self.measurements.clone(), &serving, &work);
         let sink = events::figures::figures(self.requests.clone(), record.clone(), measurement);
-        self.submit(caller.share(), record, Work::MeasureFidelity(work), sink)
+        let made = (record, &serving);
+        self.submit(caller.share(), made, Work::MeasureFidelity(work), sink)
     }
 
     /// The places that a caller means by these paths, if it may name them. Follows links, so not on the async threads.
@@ -314,7 +327,7 @@ impl Daemon {
     }
 
     fn plan(&self, caller: Caller, asked: Planning) -> Result<v1::Plan, Failure> {
-        let mut settings = self.engine.settings();
+        let mut settings = self.models.base_settings();
         let (name, outline) = match asked.model.clone() {
             ModelRef::Loaded => return self.plan_loaded(&asked),
             ModelRef::Shape(name) => {
@@ -347,47 +360,49 @@ impl Daemon {
 
     fn plan_loaded(&self, asked: &Planning) -> Result<v1::Plan, Failure> {
         let serving = self.models.serving()?;
+        let engine = serving.engine()?;
         let context_length = serving.loaded.info.context_length;
         let workload = translate::plan::workload(asked.workload, context_length)?;
-        let plan = self.engine.plan(&asked.options, workload)?;
-        let time = self.engine.estimate_switch(&plan);
+        let plan = engine.plan(&asked.options, workload)?;
+        let time = engine.estimate_switch(&plan);
         Ok(v1::Plan {
             switch_estimate: time.map(translate::plan::switch_estimate),
             ..translate::plan::plan(&plan, &serving.name.name)
         })
     }
+}
 
-    /// The change back to what the present model was loaded with, without remembered settings, which `restore` forgets.
-    fn as_it_started(&self) -> Result<PlanOptions, Failure> {
-        let serving = self.models.serving()?;
-        let loaded = self.engine.loaded_with().ok_or(EngineError::NoModel)?;
-        let in_force = self.engine.in_force().ok_or(EngineError::NoModel)?;
-        let before = serving.restore_point.restored(loaded);
-        let to = |level| PlanOptions {
-            level: Some(level),
-            ..before.into()
-        };
-        // As a load does, substitutes a level that this machine has no room for.
-        let levels = [before.level].into_iter();
-        let mut levels = levels.chain(before.level.substitutes().iter().copied());
-        let workload = in_force.plan.workload;
-        let fits = levels.find(|level| self.engine.plan(&to(*level), workload).is_ok());
-        Ok(to(fits.unwrap_or(before.level)))
-    }
+/// The change back to what a model was loaded with, without remembered settings, which `restore` forgets.
+fn as_it_started(serving: &ServingModel) -> Result<PlanOptions, Failure> {
+    let engine = serving.engine()?;
+    let loaded = engine.loaded_with().ok_or(EngineError::NoModel)?;
+    let in_force = engine.in_force().ok_or(EngineError::NoModel)?;
+    let before = serving.restore_point.restored(loaded);
+    let to = |level| PlanOptions {
+        level: Some(level),
+        ..before.into()
+    };
+    // As a load does, substitutes a level that this machine has no room for.
+    let levels = [before.level].into_iter();
+    let mut levels = levels.chain(before.level.substitutes().iter().copied());
+    let workload = in_force.plan.workload;
+    let fits = levels.find(|level| engine.plan(&to(*level), workload).is_ok());
+    Ok(to(fits.unwrap_or(before.level)))
+}
 
-    /// The most faithful level that fits the budget: `off`, else `standard`.
-    fn most_faithful(&self) -> Result<Level, Failure> {
-        let in_force = self.engine.in_force().ok_or(EngineError::NoModel)?;
-        let off = PlanOptions {
-            level: Some(Level::Off),
-            embedding: Some(EmbeddingPlacement::Auto),
-            ..PlanOptions::default()
-        };
-        match self.engine.plan(&off, in_force.plan.workload) {
-            Ok(_) => Ok(Level::Off),
-            Err(EngineError::Plan(PlanError::BudgetTooSmall { .. })) => Ok(Level::Standard),
-            Err(error) => Err(error.into()),
-        }
+/// The most faithful level that fits the budget: `off`, else `standard`.
+fn most_faithful(serving: &ServingModel) -> Result<Level, Failure> {
+    let engine = serving.engine()?;
+    let in_force = engine.in_force().ok_or(EngineError::NoModel)?;
+    let off = PlanOptions {
+        level: Some(Level::Off),
+        embedding: Some(EmbeddingPlacement::Auto),
+        ..PlanOptions::default()
+    };
+    match engine.plan(&off, in_force.plan.workload) {
+        Ok(_) => Ok(Level::Off),
+        Err(EngineError::Plan(PlanError::BudgetTooSmall { .. })) => Ok(Level::Standard),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -398,9 +413,15 @@ fn published_shape(name: &str) -> Result<&'static PublishedShape, Failure> {
     })
 }
 
-/// The model that a change is for. Without one the change is refused before it reaches the engine, whose settings stay.
-fn changeable(daemon: &Daemon) -> Result<ServingModel, Failure> {
-    let serving = daemon.models.serving();
+/// The model that a change is for. Without one the change is refused before it reaches an engine, whose settings stay.
+async fn changeable(
+    daemon: &Arc<Daemon>,
+    caller: Caller,
+    model: String,
+) -> Result<ServingModel, Failure> {
+    let model = ModelRef::of_request(model)?;
+    let meant = daemon.meant(caller, model).await?;
+    let serving = daemon.models.serving_as(&meant);
     serving.map_err(|failure| Failure::NothingToChange(Box::new(failure)))
 }
 
@@ -431,36 +452,34 @@ impl AfterChange {
 /// What a change that has ended put in force, or what is held of it for the next load. What was in force is written down even
 /// if another change has followed, whose turn comes next.
 fn settled(
-    daemon: &Daemon,
+    engine: &Engine,
     change: &RequestedChange,
     ended: &OperationStatus,
 ) -> Option<PlanOptions> {
-    let in_force = change.in_force(daemon.engine.settings());
+    let in_force = change.in_force(engine.settings());
     in_force.or_else(|| ended.outcome().map(|_| change.options))
 }
 
 fn begin<R: OperationResponse>(
     daemon: &Arc<Daemon>,
+    serving: &ServingModel,
     kind: OperationKind,
     change: RequestedChange,
     afterwards: AfterChange,
 ) -> Result<ResponseStream<R>, Status> {
-    let model = changeable(daemon)?.name;
+    let (model, engine) = (serving.name.clone(), serving.engine()?);
     let options = change.options;
     let begin = || {
-        daemon.operations.change(
-            &daemon.engine,
-            kind,
-            &change,
-            model.name.clone(),
-            daemon.switch_target.clone(),
-        )
+        let target = serving.switch_target.clone();
+        (daemon.operations).change(&engine, kind, &change, model.name.clone(), target)
     };
     let (asked, of, requested) = (daemon.clone(), model.clone(), change.clone());
+    let changed = Arc::downgrade(&engine);
     let operation = daemon.writes.begin(begin, move |ended| {
-        let settled = settled(&asked, &requested, ended)?;
+        let settled = settled(&*changed.upgrade()?, &requested, ended)?;
         Some(move || afterwards.write(&asked, &of, &settled))
     })?;
+    daemon.models.keep_for(serving, &operation);
     tracing::info!(
         operation = operation.id(),
         %options,

@@ -50,12 +50,13 @@ where
     let (message, deadline) = (terms.message.clone(), terms.deadline);
     let admission = async {
         let model = daemon.meant(terms.caller, check?).await?;
+        let meant = model.clone();
         let make: AdmitFn = Box::new(move |record| {
             // It counts as long as the request can be made of it.
             let _ = &message;
-            Box::pin(make(maker.clone(), model.clone(), record))
+            Box::pin(make(maker.clone(), meant.clone(), record))
         });
-        waiting::admit(daemon, terms, kind, make).await
+        waiting::admit(daemon, terms, (kind, model), make).await
     };
     let admitted = Deadline::limit(deadline, admission).await;
     let record = admitted.map_err(|failure| {
@@ -84,7 +85,7 @@ impl Drop for Presence {
 
 impl Daemon {
     /// The model that a request for text means. Who names one that serves need not wait for the disk.
-    async fn meant(
+    pub(super) async fn meant(
         self: &Arc<Self>,
         caller: Caller,
         model: ModelRef,
@@ -92,10 +93,8 @@ impl Daemon {
         let ModelRef::Name(name) = &model else {
             return Ok(MeantModel::Present);
         };
-        if let Ok(serving) = self.models.serving()
-            && serving.name.name == *name
-        {
-            return Ok(MeantModel::Named(serving.name));
+        if let Some(loaded) = self.models.loaded_as(name) {
+            return Ok(MeantModel::Named(loaded.name));
         }
         let _place = self.listing.enter(caller.share()).await?;
         Ok(MeantModel::Named(self.resolve(caller, model).await?))
@@ -137,18 +136,23 @@ impl Daemon {
         }
     }
 
-    /// Hands a prepared request to the engine.
+    /// Hands a request that was prepared for a model to its engine.
     pub(super) fn submit(
         &self,
         share: ShareKey,
-        record: Arc<RequestRecord>,
+        (record, serving): (Arc<RequestRecord>, &ServingModel),
         work: Work,
         sink: EventSink,
     ) -> Result<Arc<RequestRecord>, Failure> {
         // Tokenizing may have taken until after the shutdown began.
         self.check_open()?;
-        let ticket = self.engine.submit(share, work, sink)?;
-        self.requests.admit(&record, ticket);
+        let engine = serving.engine()?;
+        // Before the engine has it, which may be quick to end it.
+        record.keeps(Some(self.models.uses().begin(&serving.name)));
+        let ticket = engine.submit(share, work, sink);
+        let ticket = ticket.inspect_err(|_| record.keeps(None))?;
+        self.requests
+            .admit(&record, ticket, Arc::downgrade(&engine));
         tracing::info!(request = record.id(), ahead = ticket.ahead, "admitted");
         Ok(record)
     }

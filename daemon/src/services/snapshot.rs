@@ -7,7 +7,9 @@ use sluice_ops::{device::LiveStats, ledger};
 use sluice_proto::{PROTOCOL, v1};
 
 use super::Daemon;
-use crate::{failure::Failure, translate};
+use crate::{
+    failure::Failure, models::ServingModel, operations::command::without_layers, translate,
+};
 
 /// A snapshot of the daemon now. Live figures of the GPU may be a second old.
 pub(super) async fn snapshot(daemon: &Daemon) -> v1::Snapshot {
@@ -17,13 +19,17 @@ pub(super) async fn snapshot(daemon: &Daemon) -> v1::Snapshot {
     };
     let state = match daemon.models.serving() {
         _ if daemon.is_draining() => v1::DaemonState::Draining,
-        Ok(_) => v1::DaemonState::Ready,
+        _ if daemon.models.shown().is_some() => v1::DaemonState::Ready,
         Err(Failure::ModelLoading { .. }) => v1::DaemonState::Loading,
-        Err(_) => v1::DaemonState::NoModel,
+        _ => v1::DaemonState::NoModel,
     };
-    let queue = daemon.engine.queue();
-    // Read once: figures of one picture agree, whatever the engine does meanwhile.
-    let memory = daemon.engine.memory();
+    // Read once: figures of one picture agree, whatever the engines do meanwhile.
+    let memory = daemon.engine.memory_of_all();
+    let queues: Vec<_> = (daemon.engines.all().iter())
+        .map(|engine| engine.queue())
+        .collect();
+    let waiting: usize = queues.iter().map(|queue| queue.waiting).sum();
+    let running: usize = queues.iter().map(|queue| queue.running).sum();
     v1::Snapshot {
         daemon: Some(v1::DaemonStatus {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -39,38 +45,72 @@ pub(super) async fn snapshot(daemon: &Daemon) -> v1::Snapshot {
         host: Some(daemon.host.to_wire(held_here(daemon, &memory))),
         model: daemon.models.present(),
         queue: Some(v1::QueueStatus {
-            capacity: queue.capacity as u32,
-            waiting: (queue.waiting + daemon.waiting_for_model()) as u32,
-            running: queue.running as u32,
+            capacity: daemon.engine.queue().capacity as u32,
+            waiting: (waiting + daemon.waiting_for_model()) as u32,
+            running: running as u32,
         }),
         totals: Some(daemon.requests.totals().to_wire()),
         settings: Some(settings(daemon)),
         operations: (daemon.operations.active().iter())
             .map(|operation| operation.to_wire())
             .collect(),
+        loaded_models: (daemon.models.all_loaded().iter())
+            .filter_map(|model| loaded_model(daemon, model))
+            .collect(),
+        loaded_models_max: daemon.settings.loaded_models() as u32,
         ..weights(daemon)
     }
+}
+
+/// What is told of a loaded model beside others; `None`: it has gone.
+fn loaded_model(daemon: &Daemon, model: &ServingModel) -> Option<v1::LoadedModel> {
+    let engine = model.engine.upgrade()?;
+    let in_force = engine.in_force()?;
+    let (queue, uses) = (engine.queue(), daemon.models.uses().of(&model.name));
+    let settings = engine.settings();
+    let is_shown = |shown: ServingModel| shown.name.is_same(&model.name);
+    let is_used = uses.admitted + uses.in_line > 0;
+    Some(v1::LoadedModel {
+        model: Some(model.to_wire()),
+        is_present: daemon.models.shown().is_some_and(is_shown),
+        is_pinned: daemon.models.is_pinned(model),
+        options: Some(v1::PlanOptions::from(PlanOptions::from(settings))),
+        budget_bytes: in_force.plan.budget_bytes,
+        device_bytes: engine.memory().used_bytes,
+        claimed_bytes: engine.taken_bytes(),
+        plan: Some(without_layers(translate::plan::plan(
+            &in_force.plan,
+            &model.name.name,
+        ))),
+        queue: Some(v1::QueueStatus {
+            capacity: queue.capacity as u32,
+            waiting: (queue.waiting + uses.in_line) as u32,
+            running: queue.running as u32,
+        }),
+        unused_ms: (!is_used).then_some(uses.unused_for.as_millis() as u64),
+    })
 }
 
 /// Bytes that the engine holds of this process's memory.
 fn held_here(daemon: &Daemon, memory: &ledger::LedgerReport) -> u64 {
     match daemon.engine.device().is_gpu() {
-        true => daemon.engine.pinned_bytes(),
+        true => daemon.engine.pinned_bytes_of_all(),
         false => memory.used_bytes,
     }
 }
 
 /// The plan in force and its weights; empty without a model.
 fn weights(daemon: &Daemon) -> v1::Snapshot {
-    let Some(in_force) = daemon.engine.in_force() else {
+    let Some(shown) = daemon.models.shown() else {
         return v1::Snapshot::default();
     };
-    let model = daemon.models.serving();
-    let name = model.map_or_else(|_| String::new(), |serving| serving.name.name);
+    let Some(in_force) = shown.engine.upgrade().and_then(|engine| engine.in_force()) else {
+        return v1::Snapshot::default();
+    };
     v1::Snapshot {
-        plan: Some(translate::plan::plan(&in_force.plan, &name)),
+        plan: Some(translate::plan::plan(&in_force.plan, &shown.name.name)),
         weight_switch: in_force.switch.map(translate::plan::weight_switch),
-        switch_target: in_force.switch.and_then(|_| daemon.switch_target.get()),
+        switch_target: in_force.switch.and_then(|_| shown.switch_target.get()),
         weights_version: Some(in_force.weights_version),
         passes: Some(translate::plan::pass_statistics(&in_force.passes)),
         layers: translate::plan::layer_statuses(&in_force.groups),
@@ -79,7 +119,9 @@ fn weights(daemon: &Daemon) -> v1::Snapshot {
 }
 
 fn settings(daemon: &Daemon) -> v1::SettingsStatus {
-    let engine = &daemon.engine;
+    let shown = daemon.models.shown();
+    let engine = shown.as_ref().and_then(|shown| shown.engine.upgrade());
+    let engine = engine.unwrap_or_else(|| daemon.engine.clone());
     let wire = |settings: PlanSettings| v1::PlanOptions::from(PlanOptions::from(settings));
     let bytes = |settings: PlanSettings| {
         let bytes = settings.budget.bytes();
@@ -87,9 +129,9 @@ fn settings(daemon: &Daemon) -> v1::SettingsStatus {
     };
     let settings = engine.settings();
     let loaded = engine.loaded_with().map(|loaded| {
-        let serving = daemon.models.serving();
         // Without remembered settings: this is what `restore` leads to.
-        serving.map_or(loaded, |serving| serving.restore_point.restored(loaded))
+        let shown = shown.as_ref();
+        shown.map_or(loaded, |shown| shown.restore_point.restored(loaded))
     });
     v1::SettingsStatus {
         options: Some(wire(settings)),

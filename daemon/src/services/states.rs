@@ -10,7 +10,7 @@ use futures_util::{Stream, StreamExt, stream};
 use sluice_engine::saved_state::{SavedState, StateModel, StateOptions, check_model};
 use sluice_ops::StateShape;
 use sluice_proto::{
-    model::{Generation, InvalidField},
+    model::{Generation, InvalidField, ModelRef},
     v1::{
         self, generate_with_state_request::Part as RequestPart,
         generate_with_state_response::Part as ResponsePart,
@@ -269,7 +269,7 @@ pub(super) struct ReceivedCall {
 impl Daemon {
     /// Reads a request and its state to the end of both.
     pub(super) async fn receive(
-        &self,
+        self: &Arc<Self>,
         caller: Caller,
         messages: Streaming<v1::GenerateWithStateRequest>,
     ) -> Result<ReceivedCall, Status> {
@@ -279,7 +279,7 @@ impl Daemon {
     }
 
     async fn receive_slowly(
-        &self,
+        self: &Arc<Self>,
         caller: Caller,
         mut messages: Streaming<v1::GenerateWithStateRequest>,
     ) -> Result<ReceivedCall, Status> {
@@ -291,7 +291,15 @@ impl Daemon {
             .request
             .ok_or_else(|| invalid("begin.request", "is missing"))?;
         let mut arriving = match begin.state {
-            Some(header) => Some(self.begin_state(caller, header, begin.return_state)?),
+            Some(header) => {
+                let model = ModelRef::of_request(request.model.clone()).map_err(Failure::from)?;
+                let model = self.meant(caller, model).await?;
+                let loaded = self.models.serving_as(&model).ok();
+                let loaded = loaded
+                    .as_ref()
+                    .map(|serving| serving.loaded.info.state.as_ref());
+                Some(self.begin_state(caller, header, loaded, begin.return_state)?)
+            }
             None => None,
         };
         while let Some(message) = messages.message().await? {
@@ -316,12 +324,14 @@ impl Daemon {
         })
     }
 
-    /// Checks a state's header, and takes its bytes. Without a model the rest is checked once there is one. `is_returned`:
+    /// Checks a state's header against the model, if that is loaded, and takes its bytes. Without one the rest is checked once there
+    /// is one. `is_returned`:
     /// whether the request gives back another, of the same size.
     fn begin_state(
         &self,
         caller: Caller,
         header: v1::SequenceState,
+        loaded: Option<Option<&StateModel>>,
         is_returned: bool,
     ) -> Result<ArrivingState, Failure> {
         if header.head_size as usize != RWKV7_HEAD_DIM {
@@ -338,8 +348,7 @@ impl Daemon {
                 hidden_size: header.hidden_size as usize,
             },
         };
-        if let Ok(serving) = self.models.serving() {
-            let loaded = serving.loaded.info.state.as_ref();
+        if let Some(loaded) = loaded {
             check_model(&model, loaded).map_err(sluice_engine::EngineError::from)?;
         }
         // Of any two numbers: the shape's own sum is for sizes that were checked.

@@ -1,9 +1,12 @@
-//! The daemon's line: requests that come while a model loads, or while the engine's queue has no room for their user. They are
+//! The daemon's line: requests that come while a model loads, or while its engine's queue has no room for their user. They are
 //! listed, and told why they wait and of how many are ahead. Turns go round between users and their connections, as in the
-//! engine's queue. Those that waited with the engine when another model took the place of theirs come to this line, too.
+//! engine's queue; each model has turns of its own. Those that waited with an engine when another model took the place of
+//! theirs come to this line, too.
 
 use std::{
+    collections::HashMap,
     future::Future,
+    path::PathBuf,
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -15,12 +18,14 @@ use sluice_engine::{
 use sluice_proto::v1::{self, OperationKind, generation_event::Event};
 use tokio::sync::Notify;
 
-use super::{Daemon, ModelInUse, call_terms::CallTerms};
+use super::{Daemon, call_terms::CallTerms};
 use crate::{
     caller::Caller,
     failure::Failure,
     limits::WAITING_MAX,
-    models::ComingModel,
+    model_name::ModelName,
+    models::{Coming, ComingModel, MeantModel, ModelInUse, WantedProgress},
+    operations::Operation,
     requests::{RequestDescription, RequestEnd, RequestRecord},
 };
 
@@ -33,7 +38,7 @@ pub(super) type AdmitFn = Box<
         + Sync,
 >;
 
-/// The requests that wait with the daemon, by share.
+/// The requests that wait with the daemon: a line for each model that they are for.
 #[derive(Debug, Default)]
 pub(super) struct WaitingLine {
     state: Mutex<LineState>,
@@ -41,7 +46,18 @@ pub(super) struct WaitingLine {
 
 #[derive(Debug, Default)]
 struct LineState {
-    /// By id, which grows in the order of arrival: what to tell each of, that it is its turn.
+    /// By id, which grows in the order of arrival: the places of all lines together.
+    places: FairQueue<()>,
+    lines: HashMap<LineKey, ModelLine>,
+}
+
+/// Where a line's model lies; `None`: inside the program, or nobody knows which model it will be.
+type LineKey = Option<PathBuf>;
+
+/// Those who wait for one model.
+#[derive(Debug, Default)]
+struct ModelLine {
+    /// What to tell each of, that it is its turn.
     waiting: FairQueue<Arc<Notify>>,
     /// Whether somebody calls the next, [`call_in_turn`].
     is_called: bool,
@@ -50,53 +66,76 @@ struct LineState {
 impl WaitingLine {
     /// How many wait.
     pub(super) fn len(&self) -> usize {
-        self.lock().waiting.len()
+        self.lock().places.len()
+    }
+
+    /// Whether nobody waits for this model.
+    fn is_empty(&self, key: &LineKey) -> bool {
+        let state = self.lock();
+        (state.lines.get(key)).is_none_or(|line| line.waiting.is_empty())
     }
 
     /// Puts a request into the line; how many are ahead of it.
-    fn join(&self, id: u64, share: ShareKey) -> Result<usize, Failure> {
+    fn join(&self, key: &LineKey, id: u64, share: ShareKey) -> Result<usize, Failure> {
         let mut state = self.lock();
-        if !state.waiting.has_place(share, WAITING_MAX) {
+        if !state.places.has_place(share, WAITING_MAX) {
             return Err(Failure::LineFull { max: WAITING_MAX });
         }
-        Ok(state.insert(id, share))
+        Ok(state.insert(key, id, share))
     }
 
-    /// Puts one back that the engine had; how many are ahead of it. It was let in before, and no more than the engine's queue
-    /// holds come at once. It gets its old place, since the place follows from the id.
-    fn rejoin(&self, id: u64, share: ShareKey) -> usize {
-        self.lock().insert(id, share)
+    /// Puts one back that an engine had; how many are ahead of it. It was let in before, and no more than the engines' queues
+    /// hold come at once. It gets its old place, since the place follows from the id.
+    fn rejoin(&self, key: &LineKey, id: u64, share: ShareKey) -> usize {
+        self.lock().insert(key, id, share)
     }
 
     /// Takes a request out of the line. One that was admitted has had a turn of its share.
-    fn leave(&self, id: u64, was_admitted: bool) {
-        let waiting = &mut self.lock().waiting;
-        match was_admitted {
-            true => waiting.serve(id),
-            false => waiting.remove(id),
+    fn leave(&self, key: &LineKey, id: u64, was_admitted: bool) {
+        let mut state = self.lock();
+        state.places.remove(id);
+        let Some(line) = state.lines.get_mut(key) else {
+            return;
         };
+        match was_admitted {
+            true => line.waiting.serve(id),
+            false => line.waiting.remove(id),
+        };
+        // Whoever calls finds nobody, and ends.
+        if line.waiting.is_empty() && !line.is_called {
+            state.lines.remove(key);
+        }
     }
 
     /// The request whose turn is next, among those of shares that find room.
-    fn next(&self, room: impl Fn(ShareKey) -> Room) -> Option<u64> {
-        self.lock().waiting.next_of(room)
+    fn next(&self, key: &LineKey, room: impl Fn(ShareKey) -> Room) -> Option<u64> {
+        self.lock().lines.get(key)?.waiting.next_of(room)
     }
 
     /// Tells the one whose turn is next; false where nobody waits, so that nobody calls any more.
-    fn call(&self, room: impl Fn(ShareKey) -> Room) -> bool {
+    fn call(&self, key: &LineKey, room: impl Fn(ShareKey) -> Room) -> bool {
         let mut state = self.lock();
-        if let Some(next) = state.waiting.next_of(room)
-            && let Some(turn) = state.waiting.get(next)
+        let Some(line) = state.lines.get_mut(key) else {
+            return false;
+        };
+        if let Some(next) = line.waiting.next_of(room)
+            && let Some(turn) = line.waiting.get(next)
         {
             turn.notify_one();
         }
-        state.is_called = !state.waiting.is_empty();
-        state.is_called
+        if line.waiting.is_empty() {
+            state.lines.remove(key);
+            return false;
+        }
+        true
     }
 
-    /// What a request is told by.
-    fn turn_of(&self, id: u64) -> Option<Arc<Notify>> {
-        self.lock().waiting.get(id).cloned()
+    /// What a request is told by, and whether somebody calls those of its line already, as is so from now on.
+    fn turn_of(&self, key: &LineKey, id: u64) -> Option<(Arc<Notify>, bool)> {
+        let mut state = self.lock();
+        let line = state.lines.get_mut(key)?;
+        let turn = line.waiting.get(id).cloned()?;
+        Some((turn, std::mem::replace(&mut line.is_called, true)))
     }
 
     fn lock(&self) -> MutexGuard<'_, LineState> {
@@ -106,10 +145,12 @@ impl WaitingLine {
 }
 
 impl LineState {
-    fn insert(&mut self, id: u64, share: ShareKey) -> usize {
+    fn insert(&mut self, key: &LineKey, id: u64, share: ShareKey) -> usize {
         // Nobody knows yet what it will cost: each counts for one turn.
-        self.waiting.insert(share, id, 1, Arc::default());
-        self.waiting.ahead(id).unwrap_or(0)
+        self.places.insert(share, id, 1, ());
+        let line = self.lines.entry(key.clone()).or_default();
+        line.waiting.insert(share, id, 1, Arc::default());
+        line.waiting.ahead(id).unwrap_or(0)
     }
 }
 
@@ -117,48 +158,71 @@ impl LineState {
 struct WaitingPlace {
     daemon: Arc<Daemon>,
     record: Arc<RequestRecord>,
+    key: LineKey,
     was_admitted: bool,
-    _wanted: ModelInUse,
+    /// Keeps the model for those in its line; `None` where nobody knows which it will be.
+    in_use: Option<ModelInUse>,
 }
 
 impl Drop for WaitingPlace {
     fn drop(&mut self) {
-        self.daemon.line.leave(self.record.id(), self.was_admitted);
+        let id = self.record.id();
+        self.daemon.line.leave(&self.key, id, self.was_admitted);
+        if let (Some(in_use), true) = (self.in_use.take(), self.was_admitted) {
+            in_use.let_in();
+        }
         self.daemon.changes.tell();
     }
 }
 
-/// Admits a request at once where a model serves and there is room; otherwise it gets a place in the line.
+/// A request that is to be made, and for which model.
+struct Asked {
+    model: MeantModel,
+    kind: OperationKind,
+    make: AdmitFn,
+}
+
+/// Admits a request at once where its model serves and there is room; otherwise it gets a place in the line.
 pub(super) async fn admit(
     daemon: &Arc<Daemon>,
     terms: CallTerms,
-    kind: OperationKind,
+    (kind, model): (OperationKind, MeantModel),
     make: AdmitFn,
 ) -> Result<Arc<RequestRecord>, Failure> {
     let (caller, share) = (terms.caller, terms.caller.share());
-    // Before looking for the model, so that it is not unloaded as idle between the look and the submission.
-    let wanted = daemon.want();
-    let mut coming = daemon.models.coming(&daemon.engine)?;
+    // Before looking for the model, so that it is not unloaded between the look and the submission.
+    let name = daemon.models.name_of(&model);
+    let wanted = name.as_ref().map(|name| daemon.models.uses().begin(name));
+    let mut coming = daemon.models.coming(&model)?;
+    let key = key_of(name.as_ref());
+    // Another model waits for the place of this one: those who come now get their turn when it is back.
+    let is_closed = name
+        .as_ref()
+        .is_some_and(|name| daemon.models.uses().is_closed(name));
     // Not past those who wait. One that will not wait itself takes room that none of them could have, or none.
     let is_first = match terms.waits {
-        true => daemon.line.len() == 0,
-        false => daemon.line.next(|share| room(daemon, share)).is_none(),
+        true => daemon.line.is_empty(&key),
+        false => daemon
+            .line
+            .next(&key, |share| room(daemon, &key, share))
+            .is_none(),
     };
-    if coming.is_none() && !is_first && !terms.waits {
+    if coming.is_none() && !is_first && !terms.waits && !is_closed {
         let capacity = daemon.engine.queue().capacity;
         return Err(EngineError::QueueFull { capacity }.into());
     }
-    if coming.is_none() && is_first {
-        match make(None).await {
+    let asked = Asked { model, kind, make };
+    if coming.is_none() && is_first && !is_closed {
+        match (asked.make)(None).await {
             // The model was unloaded or replaced after the look above.
-            Err(failure) if is_gone(&failure) => coming = next(daemon, failure)?,
+            Err(failure) if is_gone(&failure) => coming = next(daemon, &asked.model, failure)?,
             Err(failure) if is_full(&failure) && terms.waits => {}
             Err(failure) => return Err(failure),
             Ok(record) => {
                 if let Some(message) = &terms.message {
                     message.admitted();
                 }
-                tokio::spawn(attend(daemon.clone(), share, record.clone(), make));
+                tokio::spawn(attend(daemon.clone(), share, record.clone(), asked));
                 return Ok(record);
             }
         }
@@ -166,19 +230,29 @@ pub(super) async fn admit(
     if let Some(message) = &terms.message {
         message.wait_in_line()?;
     }
-    stand_in_line(daemon, caller, kind, make, coming, wanted)
+    // Until it stands there, the model is kept by `wanted`.
+    let record = stand_in_line(daemon, caller, asked, coming);
+    drop(wanted);
+    record
 }
 
-/// Stays by a request until the engine begins with it. One whose model went before its turn waits for the next.
-async fn attend(daemon: Arc<Daemon>, share: ShareKey, record: Arc<RequestRecord>, make: AdmitFn) {
+fn key_of(name: Option<&ModelName>) -> LineKey {
+    name.and_then(|name| name.path.clone())
+}
+
+/// Stays by a request until an engine begins with it. One whose model went before its turn waits for the next.
+async fn attend(daemon: Arc<Daemon>, share: ShareKey, record: Arc<RequestRecord>, asked: Asked) {
     while record.is_given_back().await {
+        let name = daemon.models.name_of(&asked.model);
+        let uses = daemon.models.uses();
         let place = WaitingPlace {
             daemon: daemon.clone(),
             record: record.clone(),
+            key: key_of(name.as_ref()),
             was_admitted: false,
-            _wanted: daemon.want(),
+            in_use: name.map(|name| uses.stand_in_line(&name)),
         };
-        let ahead = daemon.line.rejoin(record.id(), share);
+        let ahead = daemon.line.rejoin(&place.key, record.id(), share);
         daemon.requests.expect(&record, ahead);
         tracing::info!(
             request = record.id(),
@@ -187,8 +261,8 @@ async fn attend(daemon: Arc<Daemon>, share: ShareKey, record: Arc<RequestRecord>
         );
         record.notice("the model went before this request's turn; another takes it if one comes");
         // A load that began at this very moment is found by `next` later.
-        let coming = daemon.models.coming(&daemon.engine).unwrap_or(None);
-        wait(place, &make, coming).await;
+        let coming = daemon.models.coming(&asked.model).unwrap_or(None);
+        wait(place, &asked, coming).await;
     }
 }
 
@@ -197,6 +271,7 @@ fn is_gone(failure: &Failure) -> bool {
     matches!(
         failure,
         Failure::ModelLoading { .. }
+            | Failure::ModelNotLoaded { .. }
             | Failure::Engine(EngineError::NoModel | EngineError::ModelReplaced)
     )
 }
@@ -210,9 +285,13 @@ fn is_full(failure: &Failure) -> bool {
 }
 
 /// The load that a request waits for after its model went; `None` if another model serves already.
-fn next(daemon: &Daemon, failure: Failure) -> Result<Option<ComingModel>, Failure> {
-    let coming = daemon.models.coming(&daemon.engine)?;
-    match coming.is_some() || daemon.models.serving().is_ok() {
+fn next(
+    daemon: &Daemon,
+    model: &MeantModel,
+    failure: Failure,
+) -> Result<Option<ComingModel>, Failure> {
+    let coming = daemon.models.coming(model)?;
+    match coming.is_some() || daemon.models.serving_as(model).is_ok() {
         true => Ok(coming),
         false => Err(failure),
     }
@@ -221,48 +300,61 @@ fn next(daemon: &Daemon, failure: Failure) -> Result<Option<ComingModel>, Failur
 fn stand_in_line(
     daemon: &Arc<Daemon>,
     caller: Caller,
-    kind: OperationKind,
-    make: AdmitFn,
+    asked: Asked,
     coming: Option<ComingModel>,
-    wanted: ModelInUse,
 ) -> Result<Arc<RequestRecord>, Failure> {
-    let model = coming.as_ref().map_or("", |coming| &coming.model);
-    let facts = RequestDescription::unknown(kind);
+    let name = daemon.models.name_of(&asked.model);
+    let model = coming.as_ref().map_or("", |coming| &coming.name.name);
+    let facts = RequestDescription::unknown(asked.kind);
     let share = caller.share();
     let record = daemon.requests.create(caller, facts, model);
-    let ahead = daemon.line.join(record.id(), share)?;
+    let key = key_of(name.as_ref());
+    let ahead = daemon.line.join(&key, record.id(), share)?;
+    let uses = daemon.models.uses();
     // Made before the record is listed: its drop leaves the line, whatever happens from here on.
     let place = WaitingPlace {
         daemon: daemon.clone(),
         record: record.clone(),
+        key,
         was_admitted: false,
-        _wanted: wanted,
+        in_use: name.as_ref().map(|name| uses.stand_in_line(name)),
     };
     // Those that the engine has come before all who wait here.
-    let queue = daemon.engine.queue();
-    daemon
-        .requests
-        .expect(&record, ahead + queue.waiting + queue.running);
+    let serving = daemon.models.serving_as(&asked.model);
+    let engine = serving.ok().and_then(|serving| serving.engine().ok());
+    let queued = engine.map_or(0, |engine| {
+        let queue = engine.queue();
+        queue.waiting + queue.running
+    });
+    daemon.requests.expect(&record, ahead + queued);
     if coming.is_none() {
-        record.notice("waiting for room in the queue");
+        record.notice(match name.is_some_and(|name| uses.is_closed(&name)) {
+            true => "waiting for its model's turn: another model needs its place",
+            false => "waiting for room in the queue",
+        });
     }
     let (daemon, waiting) = (daemon.clone(), record.clone());
     tokio::spawn(async move {
-        wait(place, &make, coming).await;
-        attend(daemon, share, waiting, make).await;
+        wait(place, &asked, coming).await;
+        attend(daemon, share, waiting, asked).await;
     });
     Ok(record)
 }
 
 /// Waits for the model and makes the request for it, unless nobody wants that any more.
-async fn wait(mut place: WaitingPlace, make: &AdmitFn, coming: Option<ComingModel>) {
-    let WaitingPlace { daemon, record, .. } = &place;
+async fn wait(mut place: WaitingPlace, asked: &Asked, coming: Option<ComingModel>) {
+    let WaitingPlace {
+        daemon,
+        record,
+        key,
+        ..
+    } = &place;
     let admitted = tokio::select! {
         biased;
         () = record.unwanted() => return end_unwanted(daemon, record),
         // A model may take longer to load than there is time left.
         () = daemon.draining.cancelled() => Err(Failure::Draining),
-        admitted = become_admitted(daemon, record, make, coming) => admitted,
+        admitted = become_admitted(daemon, (record, key), asked, coming) => admitted,
     };
     let was_admitted = admitted.is_ok();
     match admitted {
@@ -280,18 +372,20 @@ async fn wait(mut place: WaitingPlace, make: &AdmitFn, coming: Option<ComingMode
 
 async fn become_admitted(
     daemon: &Arc<Daemon>,
-    record: &Arc<RequestRecord>,
-    make: &AdmitFn,
+    (record, key): (&Arc<RequestRecord>, &LineKey),
+    asked: &Asked,
     mut coming: Option<ComingModel>,
 ) -> Result<(), Failure> {
     loop {
         if let Some(coming) = coming {
-            come(coming, record).await;
+            come(coming, record, &asked.model).await?;
         }
-        turn(daemon, record.id()).await;
-        match make(Some(record.clone())).await {
+        turn(daemon, key, record.id()).await;
+        match (asked.make)(Some(record.clone())).await {
             // Another model loads, or this one went again: wait for the next.
-            Err(failure) if is_gone(&failure) => coming = next(daemon, failure)?,
+            Err(failure) if is_gone(&failure) => {
+                coming = next(daemon, &asked.model, failure)?;
+            }
             Err(failure) if is_full(&failure) => coming = None,
             made => return made.map(drop),
         }
@@ -299,53 +393,110 @@ async fn become_admitted(
 }
 
 /// Waits until it is a request's turn: there is room for its share, and of all of which that is true it is the next.
-async fn turn(daemon: &Arc<Daemon>, id: u64) {
+async fn turn(daemon: &Arc<Daemon>, key: &LineKey, id: u64) {
     // It stands in line as long as this is waited for.
-    let Some(turn) = daemon.line.turn_of(id) else {
+    let Some((turn, is_called)) = daemon.line.turn_of(key, id) else {
         return;
     };
-    if !std::mem::replace(&mut daemon.line.lock().is_called, true) {
-        tokio::spawn(call_in_turn(daemon.clone()));
+    if !is_called {
+        tokio::spawn(call_in_turn(daemon.clone(), key.clone()));
     }
     // What it was told earlier may no longer be so.
-    while daemon.line.next(|share| room(daemon, share)) != Some(id) {
+    while daemon.line.next(key, |share| room(daemon, key, share)) != Some(id) {
         turn.notified().await;
     }
 }
 
-/// Finds out whose turn it is whenever something changes, for all who wait, as long as anybody does: they would otherwise all
-/// look with every pass.
-async fn call_in_turn(daemon: Arc<Daemon>) {
+/// Finds out whose turn it is whenever something changes, for all who wait for a model, as long as anybody does: they would
+/// otherwise all look with every pass.
+async fn call_in_turn(daemon: Arc<Daemon>, key: LineKey) {
     let mut changes = daemon.changes.subscribe();
-    while daemon.line.call(|share| room(&daemon, share)) {
+    while daemon.line.call(&key, |share| room(&daemon, &key, share)) {
         // The sender lives in the daemon, so `changed` cannot fail.
         let _ = changes.changed().await;
     }
 }
 
-/// What there is for a share where requests are prepared, and in the engine's queue. The locks of both are taken, so they are
-/// never held while the line's is waited for.
-fn room(daemon: &Daemon, share: ShareKey) -> Room {
-    daemon.engine.room(share).max(daemon.preparing.room(share))
+/// What there is for a share where requests are prepared, and in the queue of the model's engine. The locks of both are taken,
+/// so they are never held while the line's is waited for.
+fn room(daemon: &Daemon, key: &LineKey, share: ShareKey) -> Room {
+    let name = daemon.models.in_line_for(key);
+    if name
+        .as_ref()
+        .is_some_and(|name| daemon.models.uses().is_closed(&name.name))
+    {
+        return Room::None;
+    }
+    // One whose model is not there finds out what becomes of it.
+    let engine = name.and_then(|serving| serving.engine().ok());
+    let queue = engine.map_or(Room::Free, |engine| engine.room(share));
+    queue.max(daemon.preparing.room(share))
 }
 
-/// Waits until a load ends, however it ends, and shows its progress in the record. The reason of a failure comes from the
+/// Waits until a load ends, and shows its progress in the record. What a load for the present model failed of comes from the
 /// next attempt to make the request.
-async fn come(coming: ComingModel, record: &RequestRecord) {
-    let ComingModel { model, operation } = coming;
+///
+/// # Errors
+/// What the load of a model failed of that the request names.
+async fn come(
+    coming: ComingModel,
+    record: &RequestRecord,
+    meant: &MeantModel,
+) -> Result<(), Failure> {
+    let ComingModel { name, coming } = coming;
+    let model = name.name;
     tracing::info!(request = record.id(), model, "waits for a model");
     record.notice(&format!("waiting for the model {model} to load"));
+    let ended = match coming {
+        Coming::Load(operation) => loaded(&model, &operation, record).await,
+        Coming::Wanted(wanted) => {
+            let mut progress = wanted.subscribe();
+            loop {
+                let now = progress.borrow_and_update().clone();
+                match now {
+                    WantedProgress::Waiting => record.waits_for(v1::GenerationLoading {
+                        model: model.clone(),
+                        ..Default::default()
+                    }),
+                    WantedProgress::Loading(operation) => {
+                        // Its end follows at once, with whatever comes after it.
+                        let _ = loaded(&model, &operation, record).await;
+                    }
+                    WantedProgress::Ended(result) => break result,
+                }
+                // The sender lives in what is wanted, so `changed` cannot fail.
+                if progress.changed().await.is_err() {
+                    return Ok(());
+                }
+            }
+        }
+    };
+    match (ended, meant) {
+        (Err(reason), MeantModel::Named(_)) => Err(Failure::ModelFailed { model, reason }),
+        _ => Ok(()),
+    }
+}
+
+/// Waits until a load ends, and shows its progress in the record.
+async fn loaded(model: &str, operation: &Operation, record: &RequestRecord) -> Result<(), String> {
     let mut statuses = operation.subscribe();
-    while !statuses.borrow_and_update().has_ended() {
+    loop {
+        {
+            let status = statuses.borrow_and_update();
+            if status.has_ended() {
+                let error = status.error().map(|error| error.message().to_owned());
+                return error.map_or(Ok(()), Err);
+            }
+        }
         let (loaded_bytes, total_bytes) = operation.loaded_bytes();
         record.waits_for(v1::GenerationLoading {
-            model: model.clone(),
+            model: model.to_owned(),
             loaded_bytes,
             total_bytes,
         });
         // The sender lives in the operation, so `changed` cannot fail.
         if statuses.changed().await.is_err() {
-            return;
+            return Ok(());
         }
     }
 }

@@ -48,6 +48,7 @@ impl World {
             level: config.level,
             budget: config.budget,
             small_memory: config.small_memory.value,
+            ..StartSettings::default()
         };
         let state = StateStore::open(Some(self.0.path())).unwrap();
         ModelSettings::new(started, config.model_settings, Arc::new(state))

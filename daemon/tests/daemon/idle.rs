@@ -16,7 +16,7 @@ async fn an_unloaded_model_gives_its_memory_back_to_the_system() {
         let answer = daemon
             .models()
             .await
-            .unload_model(v1::UnloadModelRequest {})
+            .unload_model(v1::UnloadModelRequest::default())
             .await;
         answer.unwrap().into_inner()
     };

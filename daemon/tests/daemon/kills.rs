@@ -144,6 +144,7 @@ impl Victim {
                         budget: Some(v1::plan_options::Budget::BudgetBytes(bytes)),
                         ..Default::default()
                     }),
+                    ..Default::default()
                 };
                 let answer = self.daemon.optimizer().await.apply(request).await;
                 self.done(answer).await;

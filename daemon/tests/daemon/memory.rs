@@ -51,7 +51,7 @@ async fn look(daemon: &Daemon, when: &str) -> (u64, u64) {
 
 async fn unload(daemon: &Daemon) {
     let mut models = daemon.models().await;
-    let went = models.unload_model(v1::UnloadModelRequest {}).await;
+    let went = models.unload_model(v1::UnloadModelRequest::default()).await;
     let went = went.unwrap().into_inner();
     let (_, resident) = look(daemon, "unloaded").await;
     let program = daemon.snapshot().await.host.unwrap().resident_program_bytes;
@@ -99,20 +99,28 @@ async fn levels_that_change_leave_nothing_behind() {
 async fn models_that_take_turns_leave_nothing_behind() {
     let folder = TempDir::new().unwrap();
     let model = synth(&folder).await;
-    let arguments = ["--device", "cpu", "--threads", "2"];
-    let daemon = Daemon::with_model(Path::new(&model), &arguments).await;
     let demo = By::Name("sluice-demo".to_owned());
-    let synthetic = By::Path(model);
-    for turn in 0..20 {
-        let (model, name) = match turn % 2 {
-            0 => (&demo, "the demonstration model"),
-            _ => (&synthetic, "the synthetic model"),
-        };
-        load(&daemon, model).await;
-        generate(&daemon, tokens(&[1, 2, 3], 8)).await.unwrap();
-        look(&daemon, name).await;
+    let synthetic = By::Path(model.clone());
+    // In each other's place, and beside each other.
+    for loaded_models in ["1", "2"] {
+        let arguments = ["--device", "cpu", "--threads", "2"];
+        let arguments = [&arguments[..], &["--loaded-models", loaded_models]].concat();
+        let daemon = Daemon::with_model(Path::new(&model), &arguments).await;
+        for turn in 0..10 {
+            let (model, name) = match turn % 2 {
+                0 => (&demo, "the demonstration model"),
+                _ => (&synthetic, "the synthetic model"),
+            };
+            load(&daemon, model).await;
+            generate(&daemon, tokens(&[1, 2, 3], 8)).await.unwrap();
+            look(&daemon, name).await;
+        }
+        if loaded_models == "2" {
+            let request = v1::UnloadModelRequest::default();
+            daemon.models().await.unload_model(request).await.unwrap();
+        }
+        unload(&daemon).await;
     }
-    unload(&daemon).await;
 }
 
 #[tokio::test]

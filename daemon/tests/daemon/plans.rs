@@ -36,6 +36,7 @@ fn budget(bytes: u64) -> v1::ApplyRequest {
             budget: Some(BudgetBytes(bytes)),
             ..Default::default()
         }),
+        ..Default::default()
     }
 }
 
@@ -49,6 +50,7 @@ async fn restore_to(
 ) -> Result<Vec<v1::Operation>, CallError> {
     let request = v1::RestoreRequest {
         target: target.into(),
+        ..Default::default()
     };
     pictures(daemon.optimizer().await.restore(request).await).await
 }
@@ -235,6 +237,7 @@ async fn restore_goes_back_to_what_the_model_was_loaded_with() {
             embedding_placement: v1::EmbeddingPlacement::Device.into(),
             ..Default::default()
         }),
+        ..Default::default()
     };
     apply(&daemon, aggressive).await.unwrap();
     let changed = settings_of(&daemon).await;
@@ -253,7 +256,10 @@ async fn restore_goes_back_to_what_the_model_was_loaded_with() {
         applied(&kinds).plan.as_ref().unwrap().level(),
         v1::Level::Off
     );
-    let unknown = v1::RestoreRequest { target: 99 };
+    let unknown = v1::RestoreRequest {
+        target: 99,
+        ..Default::default()
+    };
     let error = daemon.optimizer().await.restore(unknown).await;
     assert_eq!(error.unwrap_err().code(), Code::InvalidArgument);
 }
@@ -386,6 +392,7 @@ async fn a_budget_changes_while_a_text_is_made_and_the_text_is_the_same() {
             budget: Some(DefaultBudget(true)),
             ..Default::default()
         }),
+        ..Default::default()
     };
     let kinds = apply(&daemon, default).await.unwrap();
     assert_eq!(
@@ -522,6 +529,7 @@ async fn what_is_streamed_at_a_lossy_level_is_converted_into_the_cache() {
             budget: Some(BudgetBytes(all.peak_bytes - all.resident_bytes / 3)),
             ..Default::default()
         }),
+        ..Default::default()
     };
     let (_, mut stream) = daemon.running(long()).await;
     let kinds = apply(&daemon, streaming).await.unwrap();
@@ -563,6 +571,7 @@ async fn a_change_that_makes_no_sense_leaves_all_as_it_was() {
                 level: 99,
                 ..Default::default()
             }),
+            ..Default::default()
         },
         budget(0),
         budget(u64::MAX),

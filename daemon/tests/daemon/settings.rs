@@ -34,6 +34,7 @@ async fn set_level(daemon: &Daemon, level: v1::Level) {
             level: level.into(),
             ..Default::default()
         }),
+        ..Default::default()
     };
     let answers = daemon.optimizer().await.apply(request).await;
     let mut answers = answers.unwrap().into_inner();
@@ -112,6 +113,7 @@ async fn a_level_outlives_the_daemon_and_gives_way_to_file_and_flag() {
 async fn restore(daemon: &Daemon, target: v1::RestoreTarget) {
     let request = v1::RestoreRequest {
         target: target.into(),
+        ..Default::default()
     };
     let restored = daemon.optimizer().await.restore(request).await;
     let mut restored = restored.unwrap().into_inner();

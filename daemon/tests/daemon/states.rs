@@ -226,7 +226,7 @@ async fn another_models_state_is_refused_at_its_header() {
     let none = Daemon::embedded().await;
     let mut models = none.models().await;
     models
-        .unload_model(v1::UnloadModelRequest {})
+        .unload_model(v1::UnloadModelRequest::default())
         .await
         .unwrap();
     let bigger = v1::SequenceState {

@@ -65,6 +65,8 @@ pub struct Loading {
     pub model: ModelRef,
     /// Whether it is to be loaded at every start.
     pub make_default: bool,
+    /// Whether it is to stay until it is unloaded by name.
+    pub pin: bool,
     /// What it is loaded with, as far as that is said.
     pub options: PlanOptions,
 }
@@ -135,6 +137,7 @@ impl From<PlanOptions> for v1::ApplyRequest {
     fn from(options: PlanOptions) -> Self {
         Self {
             options: Some(options.into()),
+            ..Self::default()
         }
     }
 }
@@ -249,6 +252,7 @@ impl TryFrom<v1::LoadModelRequest> for Loading {
         Ok(Self {
             model: ModelRef::try_from(wire.model)?.named()?,
             make_default: wire.make_default,
+            pin: wire.pin,
             options: wire.options.unwrap_or_default().try_into()?,
         })
     }
@@ -275,7 +279,10 @@ mod tests {
     fn an_adjustment_changes_something_and_says_what_once() {
         let adjust = |options| {
             let options = Some(options);
-            PlanOptions::try_from(v1::ApplyRequest { options })
+            PlanOptions::try_from(v1::ApplyRequest {
+                options,
+                ..Default::default()
+            })
         };
         let all = v1::PlanOptions {
             level: v1::Level::Auto.into(),
@@ -361,7 +368,12 @@ mod tests {
 
     #[test]
     fn restoring_leads_to_one_of_two_places() {
-        let restore = |target| RestoreTarget::try_from(v1::RestoreRequest { target });
+        let restore = |target| {
+            RestoreTarget::try_from(v1::RestoreRequest {
+                target,
+                ..Default::default()
+            })
+        };
         let wire = |target: v1::RestoreTarget| restore(target.into());
         assert_eq!(restore(0), Ok(RestoreTarget::Start));
         assert_eq!(wire(v1::RestoreTarget::Start), Ok(RestoreTarget::Start));

@@ -98,6 +98,7 @@ pub(super) async fn restore(
             RestoreTo::Start => RestoreTarget::Start.into(),
             RestoreTo::Source => RestoreTarget::Source.into(),
         },
+        ..Default::default()
     };
     let mut client = daemon.optimizer();
     let call = client.restore(request);

@@ -79,7 +79,10 @@ pub(super) async fn unload(
     json: bool,
     out: &mut StandardOutput,
 ) -> Result<(), Failure> {
-    let answer = daemon.models().unload_model(UnloadModelRequest {}).await;
+    let answer = daemon
+        .models()
+        .unload_model(UnloadModelRequest::default())
+        .await;
     let went = answer
         .map_err(|status| daemon.failure(status))?
         .into_inner();

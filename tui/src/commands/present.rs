@@ -183,7 +183,7 @@ fn request(subject: &By, found: Option<&Model>, options: PlanOptions) -> LoadMod
     LoadModelRequest {
         model: model.into(),
         options: Some(options.into()),
-        make_default: false,
+        ..Default::default()
     }
 }
 

@@ -172,7 +172,10 @@ impl Before {
         // What is applied is remembered for the model's later loads. Where nothing was, nothing is to be remembered afterwards.
         if self.is_start {
             let target = RestoreTarget::Start.into();
-            let call = client.restore(RestoreRequest { target });
+            let call = client.restore(RestoreRequest {
+                target,
+                ..Default::default()
+            });
             owned(daemon, call, line).await?;
         } else {
             let options = PlanOptions {
@@ -182,6 +185,7 @@ impl Before {
             };
             let call = client.apply(ApplyRequest {
                 options: Some(options),
+                ..Default::default()
             });
             owned(daemon, call, line).await?;
         }

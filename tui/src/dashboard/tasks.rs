@@ -184,7 +184,10 @@ impl Tasks {
                 })
             }),
             Effect::Unload => self.tell(|daemon| async move {
-                let answer = daemon.models().unload_model(UnloadModelRequest {}).await;
+                let answer = daemon
+                    .models()
+                    .unload_model(UnloadModelRequest::default())
+                    .await;
                 let answer = answer.map_err(|status| daemon.failure(status))?;
                 let answer = answer.into_inner();
                 let freed = answer

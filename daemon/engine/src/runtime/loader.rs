@@ -22,7 +22,7 @@ use sluice_weights::WeightGroupPlan;
 
 use self::level::PreparedPlan;
 use super::{
-    CommandStage, LoadEvent, LoadReport, PlanSettings,
+    CommandStage, LoadEvent, LoadReport, LoadRoom, PlanSettings,
     load_step::{LoadResult, LoadStep, OpenedCheckpoint, ReadyModel},
     mixes::ModelMixes,
     planner::Planner,
@@ -116,9 +116,10 @@ impl Loader {
             source,
             settings,
             mut report,
+            room,
             cancel,
         } = load;
-        let read = || self.read(&source, settings, &cancel, &mut report);
+        let read = || self.read((&source, room), settings, &cancel, &mut report);
         let result = catch_unwind(AssertUnwindSafe(read)).unwrap_or(Err(EngineError::Panicked));
         let result = result.map(Box::new);
         let refused = self
@@ -132,7 +133,7 @@ impl Loader {
 
     fn read(
         &self,
-        source: &Source,
+        (source, mut room): (&Source, Option<Box<dyn LoadRoom>>),
         settings: PlanSettings,
         cancel: &Arc<AtomicBool>,
         report: &mut LoadReport,
@@ -173,8 +174,19 @@ impl Loader {
             let notice = &mut |notice| report(LoadEvent::Notice(notice));
             (self.weight_cache).look_for_compressed(&opened.checkpoint, &planner, notice)?;
         }
-        // Before the present model may have to go: conversion takes long, and if the disk is full the old model stays.
-        let mut prepare = || self.prepare(&opened.checkpoint, &planner, settings, cancel, report);
+        // Before any model may have to go: conversion takes long, and if the disk is full the others stay.
+        let mut prepare = || -> Result<_, EngineError> {
+            let budget_bytes = match &mut room {
+                Some(room) => room.budget(&mut |bytes| self.fit(&planner, settings, bytes))?,
+                None => self.shared.state.budget_bytes(&settings),
+            };
+            let model = (&opened.checkpoint, &planner);
+            let prepared = self.prepare(model, settings, budget_bytes, cancel, report)?;
+            if let Some(room) = &mut room {
+                room.make(cancel)?;
+            }
+            Ok(prepared)
+        };
         let mut prepared = prepare()?;
         let mut plans = 1;
         while !self.wait_for_budget(&prepared.plan, cancel)? {

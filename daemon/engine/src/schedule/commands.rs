@@ -7,7 +7,7 @@ use sluice_machine::Rates;
 use sluice_plan::Workload;
 
 use crate::{
-    command::{ApplyReport, LoadReport, PlanOptions, PlanSettings, UnloadReport},
+    command::{ApplyReport, LoadReport, LoadRoom, PlanOptions, PlanSettings, UnloadReport},
     error::EngineError,
     event::RequestListener,
     fair::ShareKey,
@@ -38,6 +38,8 @@ pub(crate) struct LoadCommand {
     pub(crate) source: Source,
     pub(crate) settings: PlanSettings,
     pub(crate) report: LoadReport,
+    /// Makes room for it, where others may have to go.
+    pub(crate) room: Option<Box<dyn LoadRoom>>,
     /// Set to cancel the load.
     pub(crate) cancel: Arc<AtomicBool>,
 }

@@ -165,7 +165,7 @@ async fn unloads_wait_in_a_bounded_line_that_the_idle_unload_does_not_stand_in()
     let inside = daemon.unloading.enter(other.share()).await.unwrap();
     let mut waiting = Vec::new();
     let refused = loop {
-        let mut unload = Box::pin(daemon.unload(one));
+        let mut unload = Box::pin(daemon.unload(one, String::new()));
         match unload.as_mut().now_or_never() {
             None => waiting.push(unload),
             Some(refused) => break refused.unwrap_err(),
@@ -178,9 +178,9 @@ async fn unloads_wait_in_a_bounded_line_that_the_idle_unload_does_not_stand_in()
             max: UNLOADING_LINE_MAX
         }
     ));
-    let mut others = Box::pin(daemon.unload(other));
+    let mut others = Box::pin(daemon.unload(other, String::new()));
     assert!(others.as_mut().now_or_never().is_none());
-    let idle = daemon.models.unload(&daemon.engine, UnloadReason::Idle);
+    let idle = daemon.models.unload(None, UnloadReason::Idle);
     assert_eq!(idle.await.unwrap(), None);
     drop(inside);
     // Not behind all of the first user's: they take turns.

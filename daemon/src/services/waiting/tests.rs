@@ -4,6 +4,7 @@ use std::{
     collections::VecDeque,
     future::ready,
     path::Path,
+    sync::Weak,
     time::{Duration, Instant},
 };
 
@@ -82,7 +83,7 @@ impl Taker {
         let record = waited.unwrap_or_else(|| daemon.requests.create(Caller::DAEMON, facts, "m"));
         daemon
             .requests
-            .admit(&record, RequestTicket { id: 1, ahead: 0 });
+            .admit(&record, RequestTicket { id: 1, ahead: 0 }, Weak::new());
         taken.records.push(record.clone());
         Ok(record)
     }
@@ -411,7 +412,10 @@ async fn who_would_not_wait_does_not_go_before_those_who_do() {
     };
     // One of the same user is in line, and there is room for it.
     let first = u64::MAX;
-    daemon.line.join(first, by(1).caller.share()).unwrap();
+    daemon
+        .line
+        .join(&None, first, by(1).caller.share())
+        .unwrap();
     for _ in 0..3 {
         let refused = taker
             .ask_by(&daemon, impatient.clone())
@@ -421,6 +425,6 @@ async fn who_would_not_wait_does_not_go_before_those_who_do() {
         assert_eq!(refused.code(), Code::ResourceExhausted);
     }
     assert!(taker.ids().is_empty());
-    daemon.line.leave(first, false);
+    daemon.line.leave(&None, first, false);
     assert!(taker.ask_by(&daemon, impatient).await.is_ok());
 }

@@ -90,10 +90,15 @@ pub(crate) fn slow() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("slow-checkpoint");
-        fs::create_dir_all(&folder).unwrap();
-        write_slow(&folder);
+        slow_with_seed(&folder, 0);
         folder
     })
+}
+
+/// Such a checkpoint in a folder of its own, with weights that follow from a number.
+pub(crate) fn slow_with_seed(folder: &Path, seed: u64) {
+    fs::create_dir_all(folder).unwrap();
+    write_slow(folder, seed + 1);
 }
 
 const WIDTH: usize = 256;
@@ -101,7 +106,7 @@ const MLP_WIDTH: usize = 688;
 const LAYERS: usize = 8;
 const VOCABULARY: usize = 2048;
 
-fn write_slow(folder: &Path) {
+fn write_slow(folder: &Path, seed: u64) {
     let config = json!({
         "architectures": ["LLaDAModelLM"], "model_type": "llada", "block_type": "llama",
         "activation_type": "silu", "layer_norm_type": "rms", "rms_norm_eps": 1e-5,
@@ -114,7 +119,7 @@ fn write_slow(folder: &Path) {
         "input_emb_norm": false, "multi_query_attention": null, "block_group_size": 1,
     });
     fs::write(folder.join("config.json"), config.to_string()).unwrap();
-    let mut random = Random(1);
+    let mut random = Random(seed);
     let mut tensors = BTreeMap::new();
     let mut add = |name: String, shape: &[usize]| {
         let is_norm = shape.len() == 1;

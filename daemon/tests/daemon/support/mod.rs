@@ -350,6 +350,7 @@ pub(crate) fn level(level: v1::Level) -> v1::ApplyRequest {
             level: level.into(),
             ..Default::default()
         }),
+        ..Default::default()
     }
 }
 

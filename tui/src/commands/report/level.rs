@@ -96,6 +96,7 @@ impl Measurer<'_> {
         let mut client = self.daemon.optimizer();
         let call = client.apply(ApplyRequest {
             options: Some(options),
+            ..Default::default()
         });
         owned(self.daemon, call, line).await?;
         let measured = bench::request(self.daemon, &level.to_string(), &self.request).await?;

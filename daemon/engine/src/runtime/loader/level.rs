@@ -3,7 +3,7 @@
 use std::sync::{Arc, atomic::AtomicBool};
 
 use sluice_checkpoint::{Checkpoint, CheckpointError};
-use sluice_plan::{Plan, PlanError};
+use sluice_plan::{Plan, PlanError, sharing::Fit};
 use sluice_shared::level::Level;
 
 use super::Loader;
@@ -30,14 +30,14 @@ impl Loader {
     /// Makes a plan, and writes the copies that it needs.
     pub(super) fn prepare(
         &self,
-        checkpoint: &Arc<Checkpoint>,
-        planner: &Arc<Planner>,
+        model: (&Arc<Checkpoint>, &Arc<Planner>),
         settings: PlanSettings,
+        budget_bytes: u64,
         cancel: &AtomicBool,
         report: &mut LoadReport,
     ) -> Result<PreparedPlan, EngineError> {
         let asked = settings.level;
-        let refused = match self.prepare_at(checkpoint, planner, settings, cancel, report) {
+        let refused = match self.prepare_at(model, settings, budget_bytes, cancel, report) {
             Ok((plan, reader)) => {
                 return Ok(PreparedPlan {
                     plan,
@@ -54,7 +54,7 @@ impl Loader {
                 level,
                 ..settings.with_unresolved_mix()
             };
-            match self.prepare_at(checkpoint, planner, settings, cancel, report) {
+            match self.prepare_at(model, settings, budget_bytes, cancel, report) {
                 Ok((plan, reader)) => {
                     let substitution = LevelSubstitution {
                         requested: asked,
@@ -74,24 +74,51 @@ impl Loader {
                 Err(error) => return Err(error),
             }
         }
-        Err(self.with_fitting(refused, planner, settings))
+        Err(with_fitting(refused, model.1, settings, budget_bytes))
+    }
+
+    /// How a model fits within so many bytes.
+    pub(super) fn fit(
+        &self,
+        planner: &Planner,
+        settings: PlanSettings,
+        budget_bytes: u64,
+    ) -> Result<Fit, EngineError> {
+        match plan_within(planner, settings, budget_bytes) {
+            Ok(plan) if plan.streamed_bytes() == 0 => return Ok(Fit::Whole),
+            Ok(_) => return Ok(Fit::Streamed),
+            Err(error) if is_of_level(&error) => {}
+            Err(error) => return Err(error),
+        }
+        let mut substitutes = settings.level.substitutes().iter();
+        let is_possible = |&level: &Level| {
+            let settings = PlanSettings {
+                level,
+                ..settings.with_unresolved_mix()
+            };
+            plan_within(planner, settings, budget_bytes).is_ok()
+        };
+        Ok(match substitutes.any(is_possible) {
+            true => Fit::Streamed,
+            false => Fit::Not,
+        })
     }
 
     fn prepare_at(
         &self,
-        checkpoint: &Arc<Checkpoint>,
-        planner: &Arc<Planner>,
+        (checkpoint, planner): (&Arc<Checkpoint>, &Arc<Planner>),
         settings: PlanSettings,
+        budget_bytes: u64,
         cancel: &AtomicBool,
         report: &mut LoadReport,
     ) -> Result<(Arc<Plan>, Arc<WeightReader>), EngineError> {
         let device = self.ops.device();
-        let mut plan = self.plan(planner, settings)?;
+        let mut plan = plan_within(planner, settings, budget_bytes)?;
         // Reported before the copy is written, which takes long; the exact plan follows.
         if plan.is_estimate() {
             report(planned(Arc::new(plan)));
             (self.weight_cache).compress(checkpoint, planner, device, cancel, report)?;
-            plan = self.plan(planner, settings)?;
+            plan = plan_within(planner, settings, budget_bytes)?;
             if plan.is_estimate() {
                 return Err(PlanError::NotCompressed { level: plan.level }.into());
             }
@@ -102,49 +129,53 @@ impl Loader {
             (self.weight_cache).reader(checkpoint, planner, &plan, device, cancel, report)?;
         Ok((plan, reader))
     }
+}
 
-    fn plan(&self, planner: &Planner, settings: PlanSettings) -> Result<Plan, EngineError> {
-        let budget = self.shared.state.budget_bytes(&settings);
-        let workload = usual_workload(&planner.config.shape);
-        planner.plan(settings.resolved(), budget, workload)
-    }
+/// A plan for the usual request.
+fn plan_within(
+    planner: &Planner,
+    settings: PlanSettings,
+    budget_bytes: u64,
+) -> Result<Plan, EngineError> {
+    let workload = usual_workload(&planner.config.shape);
+    planner.plan(settings.resolved(), budget_bytes, workload)
+}
 
-    /// Adds to a refusal what would fit: nobody gets a less faithful level unasked.
-    fn with_fitting(
-        &self,
-        refused: EngineError,
-        planner: &Planner,
-        settings: PlanSettings,
-    ) -> EngineError {
-        let EngineError::Plan(PlanError::BudgetTooSmall {
-            budget_bytes,
-            least_bytes,
-            level,
-            canvas,
-            ..
-        }) = refused
-        else {
-            return refused;
+/// Adds to a refusal what would fit: nobody gets a less faithful level unasked.
+fn with_fitting(
+    refused: EngineError,
+    planner: &Planner,
+    settings: PlanSettings,
+    budget_bytes: u64,
+) -> EngineError {
+    let EngineError::Plan(PlanError::BudgetTooSmall {
+        budget_bytes: refused_bytes,
+        least_bytes,
+        level,
+        canvas,
+        ..
+    }) = refused
+    else {
+        return refused;
+    };
+    let mut lossier = Level::ALL.into_iter();
+    let fitting = lossier.find_map(|other| {
+        let is_lossier = other > level && other != Level::Auto;
+        let settings = PlanSettings {
+            level: other,
+            ..settings
         };
-        let mut lossier = Level::ALL.into_iter();
-        let fitting = lossier.find_map(|other| {
-            let is_lossier = other > level && other != Level::Auto;
-            let settings = PlanSettings {
-                level: other,
-                ..settings
-            };
-            let plan = self.plan(planner, settings).ok().filter(|_| is_lossier)?;
-            Some((other, plan.peak_bytes()))
-        });
-        PlanError::BudgetTooSmall {
-            budget_bytes,
-            least_bytes,
-            level,
-            canvas,
-            fitting,
-        }
-        .into()
+        let plan = plan_within(planner, settings, budget_bytes);
+        Some((other, plan.ok().filter(|_| is_lossier)?.peak_bytes()))
+    });
+    PlanError::BudgetTooSmall {
+        budget_bytes: refused_bytes,
+        least_bytes,
+        level,
+        canvas,
+        fitting,
     }
+    .into()
 }
 
 /// A load has no steps between passes.

@@ -3,8 +3,10 @@
 use std::sync::atomic::AtomicUsize;
 
 use sluice_machine::MemoryKind;
+use sluice_plan::sharing::Fit;
 
 use super::*;
+use crate::command::{FitFn, LoadRoom};
 
 /// An engine that was started for so many bytes.
 fn start_with(budget_bytes: u64) -> Engine {
@@ -163,25 +165,69 @@ fn what_does_not_fit_beside_others_is_refused_with_what_they_leave() {
     first.generate();
 }
 
+/// Room that a test makes by unloading the model of another engine.
+struct Unloading {
+    other: World,
+    asked: mpsc::Sender<Fit>,
+}
+
+impl LoadRoom for Unloading {
+    fn budget(&mut self, fit: FitFn<'_>) -> Result<u64, EngineError> {
+        let engine = &self.other.engine;
+        let all = engine.shared_budget_bytes();
+        self.asked.send(fit(all - engine.taken_bytes())?).unwrap();
+        self.asked.send(fit(all)?).unwrap();
+        Ok(all)
+    }
+
+    fn make(&mut self, _: &AtomicBool) -> Result<(), EngineError> {
+        let (tell, told) = mpsc::channel();
+        let report = Box::new(move |goes| tell.send(goes).unwrap());
+        self.other.engine.unload(self.other.model.id, true, report);
+        assert!(told.recv().unwrap());
+        Ok(())
+    }
+}
+
 #[test]
-fn memory_that_was_claimed_for_a_load_is_there_when_it_comes() {
-    let (peak, least, common) = sizes(Level::Standard);
-    let budget = 2 * peak - common;
-    let first = load_into(start_with(budget), Level::Standard);
+fn a_load_makes_room_once_nothing_else_can_fail() {
+    let (peak, ..) = sizes(Level::Standard);
+    let first = load_into(start_with(peak + 1000), Level::Standard);
     let second = first.engine.beside().unwrap();
-    second.claim_room(peak).unwrap();
-    // What another wants of it is planned without it, or refused.
-    let workload = plan_of(&first).workload;
-    let plan = first
-        .engine
-        .plan(&PlanOptions::default(), workload)
-        .unwrap();
-    assert_eq!(plan.budget_bytes, budget - second.taken_bytes());
-    assert!(second.claim_room(2 * peak).is_err());
-    let third = first.engine.beside().unwrap();
-    assert!(third.claim_room(least).is_err());
-    let second = load_into(second, Level::Standard);
+    let (asked, fits) = mpsc::channel();
+    let expected = first.generate().tokens;
+    let nowhere = Source::Folder(Path::new("/nowhere").to_owned());
+    let load = |source, other| {
+        let (send, finished) = mpsc::channel();
+        let report = Box::new(move |event| {
+            if let LoadEvent::Finished(result) = event {
+                send.send(result).unwrap();
+            }
+        });
+        let asked = asked.clone();
+        let room = Box::new(Unloading { other, asked });
+        let settings = second.settings();
+        second.load_beside(source, settings, Arc::default(), report, room);
+        finished.recv().unwrap()
+    };
+    let beside = first.engine.beside().unwrap();
+    let idle = World {
+        engine: beside,
+        model: Arc::clone(&first.model),
+    };
+    assert!(load(nowhere, idle).is_err());
+    assert!(fits.try_recv().is_err(), "nobody was asked for room");
+    first.generate();
+
+    let model = load(demonstration(), first).unwrap();
+    let fits: Vec<_> = fits.try_iter().collect();
+    assert_eq!(fits, [Fit::Not, Fit::Whole]);
+    let second = World {
+        engine: second,
+        model,
+    };
     assert_eq!(plan_of(&second).streamed_bytes(), 0);
+    assert_eq!(second.generate().tokens, expected);
 }
 
 /// Loads and changes of both at once, with room for hardly more than one: each ends well or is refused, and no moment has more

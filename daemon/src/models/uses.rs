@@ -1,0 +1,277 @@
+//! Which models are in use: how many requests each has, let in or in line, and when it was used last.
+
+use std::{
+    collections::HashMap,
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use crate::{model_name::ModelName, operations::ChangeNotifier};
+
+/// What tells models apart: where they lie; `None`: inside the program.
+type Key = Option<PathBuf>;
+
+/// The uses of all models.
+#[derive(Debug)]
+pub struct ModelUses {
+    state: Mutex<UsesState>,
+    changes: ChangeNotifier,
+}
+
+#[derive(Debug, Default)]
+struct UsesState {
+    models: HashMap<Key, Uses>,
+    last_use: u64,
+}
+
+#[derive(Debug)]
+struct Uses {
+    /// Requests that run, wait with the engine or are being made; jobs.
+    admitted: usize,
+    /// Requests that stand in the daemon's line.
+    in_line: usize,
+    /// Another model waits for this one's place: of those in line so many are let in, and nobody else.
+    let_in: Option<usize>,
+    /// Grows with each use of any model.
+    last_use: u64,
+    used_at: Instant,
+    is_loaded: bool,
+}
+
+impl Default for Uses {
+    fn default() -> Self {
+        Self {
+            admitted: 0,
+            in_line: 0,
+            let_in: None,
+            last_use: 0,
+            used_at: Instant::now(),
+            is_loaded: false,
+        }
+    }
+}
+
+impl UsesState {
+    fn touch(&mut self, key: &Key) -> &mut Uses {
+        self.last_use += 1;
+        let uses = self.models.entry(key.clone()).or_default();
+        uses.last_use = self.last_use;
+        uses.used_at = Instant::now();
+        uses
+    }
+
+    fn forget_unused(&mut self, key: &Key) {
+        let is_unused = |uses: &Uses| {
+            uses.admitted == 0 && uses.in_line == 0 && uses.let_in.is_none() && !uses.is_loaded
+        };
+        if self.models.get(key).is_some_and(is_unused) {
+            self.models.remove(key);
+        }
+    }
+}
+
+/// What is told of a model's uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct UseFigures {
+    /// Requests that run, wait with the engine or are being made; jobs.
+    pub admitted: usize,
+    /// Requests that stand in the daemon's line for it.
+    pub in_line: usize,
+    /// Grows with each use of any model: the model with the least was used least recently.
+    pub last_use: u64,
+    /// Time since then.
+    pub unused_for: Duration,
+}
+
+/// As long as one exists, a request or a job uses a model.
+#[derive(Debug)]
+pub struct ModelInUse {
+    uses: Arc<ModelUses>,
+    key: Key,
+    is_in_line: bool,
+}
+
+impl ModelUses {
+    pub(super) fn new(changes: ChangeNotifier) -> Self {
+        Self {
+            state: Mutex::default(),
+            changes,
+        }
+    }
+
+    /// A request is made for this model, or a job works with it.
+    #[must_use]
+    pub fn begin(self: &Arc<Self>, model: &ModelName) -> ModelInUse {
+        self.lock().touch(&model.path).admitted += 1;
+        ModelInUse {
+            uses: self.clone(),
+            key: model.path.clone(),
+            is_in_line: false,
+        }
+    }
+
+    /// A request stands in line for this model.
+    #[must_use]
+    pub fn stand_in_line(self: &Arc<Self>, model: &ModelName) -> ModelInUse {
+        self.lock().touch(&model.path).in_line += 1;
+        ModelInUse {
+            uses: self.clone(),
+            key: model.path.clone(),
+            is_in_line: true,
+        }
+    }
+
+    /// The figures of a model.
+    #[must_use]
+    pub fn of(&self, model: &ModelName) -> UseFigures {
+        let state = self.lock();
+        let Some(uses) = state.models.get(&model.path) else {
+            return UseFigures::default();
+        };
+        UseFigures {
+            admitted: uses.admitted,
+            in_line: uses.in_line,
+            last_use: uses.last_use,
+            unused_for: uses.used_at.elapsed(),
+        }
+    }
+
+    /// The model was loaded, which counts as a use, or has gone.
+    pub(super) fn set_loaded(&self, model: &ModelName, is_loaded: bool) {
+        let mut state = self.lock();
+        state.touch(&model.path).is_loaded = is_loaded;
+        state.forget_unused(&model.path);
+    }
+
+    /// Another model waits for this one's place: from now on those are let in who stand in line for it already, and nobody else.
+    pub(super) fn close(&self, model: &ModelName) {
+        let mut state = self.lock();
+        let uses = state.models.entry(model.path.clone()).or_default();
+        uses.let_in.get_or_insert(uses.in_line);
+    }
+
+    /// Nobody waits for its place any more.
+    pub(super) fn open(&self, model: &ModelName) {
+        {
+            let mut state = self.lock();
+            if let Some(uses) = state.models.get_mut(&model.path) {
+                uses.let_in = None;
+            }
+            state.forget_unused(&model.path);
+        }
+        self.changes.tell();
+    }
+
+    /// Whether nobody more is let in.
+    #[must_use]
+    pub fn is_closed(&self, model: &ModelName) -> bool {
+        let state = self.lock();
+        let uses = state.models.get(&model.path);
+        uses.is_some_and(|uses| uses.let_in == Some(0))
+    }
+
+    /// Whether it could go: it has no requests, but for those in line that are not let in any more.
+    #[must_use]
+    pub fn is_idle(&self, model: &ModelName) -> bool {
+        let state = self.lock();
+        let uses = state.models.get(&model.path);
+        uses.is_none_or(|uses| uses.admitted == 0 && (uses.in_line == 0 || uses.let_in == Some(0)))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, UsesState> {
+        // Counters that are changed one by one, so a panic leaves nothing half-done.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ModelInUse {
+    /// Leaves the line, having been let in.
+    pub fn let_in(self) {
+        // The lock is free again when this is dropped.
+        let models = &mut self.uses.lock().models;
+        if let Some(uses) = models.get_mut(&self.key)
+            && let (true, Some(left)) = (self.is_in_line, uses.let_in)
+        {
+            uses.let_in = Some(left.saturating_sub(1));
+        }
+    }
+}
+
+impl Drop for ModelInUse {
+    fn drop(&mut self) {
+        {
+            let mut state = self.uses.lock();
+            let uses = state.touch(&self.key);
+            let counter = match self.is_in_line {
+                true => &mut uses.in_line,
+                false => &mut uses.admitted,
+            };
+            *counter -= 1;
+            state.forget_unused(&self.key);
+        }
+        self.uses.changes.tell();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn model(name: &str) -> ModelName {
+        ModelName::at(&Path::new("/m").join(name))
+    }
+
+    fn uses() -> Arc<ModelUses> {
+        Arc::new(ModelUses::new(ChangeNotifier::default()))
+    }
+
+    #[test]
+    fn a_model_is_idle_once_the_last_of_its_requests_has_ended() {
+        let (uses, one, two) = (uses(), model("one"), model("two"));
+        uses.set_loaded(&one, true);
+        uses.set_loaded(&two, true);
+        let requests = [uses.begin(&one), uses.begin(&one)];
+        let line = uses.stand_in_line(&one);
+        assert!(!uses.is_idle(&one) && uses.is_idle(&two));
+        assert_eq!((uses.of(&one).admitted, uses.of(&one).in_line), (2, 1));
+        drop(requests);
+        assert!(!uses.is_idle(&one), "one stands in line");
+        drop(line);
+        assert!(uses.is_idle(&one));
+        // An end is a use.
+        assert!(uses.of(&one).last_use > uses.of(&two).last_use);
+    }
+
+    #[test]
+    fn who_waited_before_another_asked_for_the_place_is_let_in() {
+        let (uses, one) = (uses(), model("one"));
+        uses.set_loaded(&one, true);
+        let waiting = [uses.stand_in_line(&one), uses.stand_in_line(&one)];
+        uses.close(&one);
+        let late = uses.stand_in_line(&one);
+        for request in waiting {
+            assert!(!uses.is_closed(&one) && !uses.is_idle(&one));
+            request.let_in();
+        }
+        assert!(uses.is_closed(&one) && uses.is_idle(&one));
+        uses.open(&one);
+        assert!(!uses.is_closed(&one) && !uses.is_idle(&one));
+        drop(late);
+    }
+
+    #[test]
+    fn nothing_is_kept_of_models_that_are_neither_loaded_nor_used() {
+        let (uses, one) = (uses(), model("one"));
+        let request = uses.begin(&one);
+        uses.close(&one);
+        drop(request);
+        uses.open(&one);
+        assert!(uses.lock().models.is_empty());
+        uses.set_loaded(&one, true);
+        uses.set_loaded(&one, false);
+        assert!(uses.lock().models.is_empty());
+    }
+}
