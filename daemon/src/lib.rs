@@ -46,6 +46,7 @@ pub use sluice_roles as role;
 
 mod grammar;
 pub mod prepare;
+pub mod together;
 pub mod translate;
 
 pub mod events;

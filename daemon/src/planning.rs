@@ -7,6 +7,7 @@ use sluice_checkpoint::{CheckpointError, family::PublishedShape};
 use sluice_engine::runtime::{ModelOutline, machine};
 use sluice_machine::default_budget;
 use sluice_ops::device::{self, GpuUnavailable};
+use sluice_plan::Machine;
 use sluice_proto::{model, v1};
 use sluice_report as report;
 use sluice_shared::{
@@ -21,6 +22,7 @@ use crate::{
     model_name::ModelName,
     offline::print,
     synth::published_shapes,
+    together::{CommonBudget, OutlinedModel},
     translate,
 };
 
@@ -79,24 +81,25 @@ fn with_default(arg: Arg) -> Arg {
     })
 }
 
-/// Which model; one of the two.
+/// Which models; at least one.
 #[derive(Debug, Args)]
-#[group(required = true, multiple = false)]
+#[group(required = true, multiple = true)]
 struct ModelChoice {
-    /// Shape of a published model, with bf16 weights
-    #[arg(long, value_name = "NAME", value_parser = published_shapes())]
-    shape: Option<&'static PublishedShape>,
+    /// Shape of a published model, with bf16 weights; several are loaded one after another
+    #[arg(long, value_name = "NAME", num_args = 1.., value_parser = published_shapes())]
+    shape: Vec<&'static PublishedShape>,
 
-    /// Checkpoint: a Hugging Face folder, a .safetensors file in one, or a .gguf, .pth or .sluice file
-    #[arg(long, value_name = "DIR|FILE")]
-    model: Option<PathBuf>,
+    /// Checkpoint: a Hugging Face folder, a .safetensors file in one, or a .gguf, .pth or .sluice file; several come after the
+    /// shapes
+    #[arg(long, value_name = "DIR|FILE", num_args = 1..)]
+    model: Vec<PathBuf>,
 }
 
 /// Prints the plan, and returns the exit code.
 #[must_use]
 pub fn run(options: &Planning) -> u8 {
-    let plan = match options.plan() {
-        Ok(plan) => plan,
+    let answer = match options.plan() {
+        Ok(answer) => answer,
         Err(failure) => {
             eprintln!("sluiced: {failure}");
             let status = tonic::Status::from(&failure);
@@ -110,10 +113,22 @@ pub fn run(options: &Planning) -> u8 {
             };
         }
     };
-    let text = match options.json {
-        true => serde_json::to_string(&plan).expect("a plan has text for keys"),
-        false => report::plan::lines(&plan).join("\n"),
+    let keys = "a plan has text for keys";
+    let text = match (&answer.plan, options.json) {
+        (Some(plan), true) => serde_json::to_string(plan).expect(keys),
+        (None, true) => serde_json::to_string(&answer).expect(keys),
+        (Some(plan), false) => report::plan::lines(plan).join("\n"),
+        (None, false) => {
+            let mut lines = report::plan::together(&answer.models, answer.budget_bytes);
+            let notes = answer.models.iter().filter_map(|model| model.plan.as_ref());
+            let notes = notes.flat_map(|plan| &plan.notes);
+            // Those of the device, which all plans have alike.
+            let device = notes.filter(|note| note.starts_with("for ")).take(1);
+            lines.extend(device.map(|note| format!("note: {note}")));
+            lines.join("\n")
+        }
     };
+
     match print(&(text + "\n")) {
         Ok(()) => exit::OK,
         Err(error) => {
@@ -124,7 +139,7 @@ pub fn run(options: &Planning) -> u8 {
 }
 
 impl Planning {
-    fn plan(&self) -> Result<v1::Plan, Failure> {
+    fn plan(&self) -> Result<v1::PlanResponse, Failure> {
         // Checked as if it had come over the wire: the rules stand in one place.
         let workload = model::Workload::try_from(v1::Workload {
             canvas_length: self.canvas,
@@ -137,31 +152,70 @@ impl Planning {
         let device = opened.device;
         let memory = device.memory();
         let machine = machine(&device)?;
-        let (name, outline) = match (self.subject.shape, &self.subject.model) {
-            (Some(preset), _) => (
-                preset.name.to_owned(),
-                ModelOutline::of_published_shape(preset, machine),
-            ),
-            (None, Some(path)) => {
-                let path = std::path::absolute(path).map_err(|cause| CheckpointError::Io {
-                    path: path.clone(),
-                    cause,
-                })?;
-                let model = ModelName::at(&path);
-                let outline = ModelOutline::of_checkpoint(&model.source(), machine)?;
-                (model.name, outline)
-            }
-            (None, None) => unreachable!("the command line requires one of the two"),
-        };
         let settings = PlanSettings::from(self.options);
         let budget_bytes = settings.budget.bytes();
         let budget_bytes = budget_bytes.or_else(|| memory.free_bytes.map(default_budget));
-        let workload = translate::plan::workload(workload, outline.context_length())?;
-        let plan = outline.plan(settings, budget_bytes.unwrap_or(u64::MAX), workload)?;
-        let mut plan = translate::plan::plan(&plan, &name);
-        plan.notes
-            .extend(device_note(&device, opened.gpu_unavailable));
-        Ok(plan)
+        let budget_bytes = budget_bytes.unwrap_or(u64::MAX);
+        let note = device_note(&device, opened.gpu_unavailable);
+        let mut models = self.subject.outlines(&machine, settings)?;
+        if models.len() > 1 {
+            let common = CommonBudget {
+                budget_bytes,
+                budget_default: budget_bytes,
+                common_bytes: device.common_bytes(),
+                models_max: models.len(),
+            };
+            let mut models = common.plan(&models)?;
+            for plan in models.iter_mut().filter_map(|model| model.plan.as_mut()) {
+                plan.notes.extend(note.clone());
+            }
+            return Ok(v1::PlanResponse {
+                models,
+                budget_bytes,
+                ..Default::default()
+            });
+        }
+        let model = models.pop().expect("the command line requires one");
+        let workload = translate::plan::workload(workload, model.outline.context_length())?;
+        let plan = model.outline.plan(settings, budget_bytes, workload)?;
+        let mut plan = translate::plan::plan(&plan, &model.name);
+        plan.notes.extend(note);
+        Ok(v1::PlanResponse {
+            plan: Some(plan),
+            ..Default::default()
+        })
+    }
+}
+
+impl ModelChoice {
+    /// The models, in the order in which they would be loaded.
+    fn outlines(
+        &self,
+        machine: &Machine,
+        settings: PlanSettings,
+    ) -> Result<Vec<OutlinedModel>, Failure> {
+        let of = |name: String, outline| OutlinedModel {
+            name,
+            outline,
+            settings,
+            is_pinned: false,
+        };
+        let mut models: Vec<_> = (self.shape.iter())
+            .map(|shape| {
+                let outline = ModelOutline::of_published_shape(shape, machine.clone());
+                of(shape.name.to_owned(), outline)
+            })
+            .collect();
+        for path in &self.model {
+            let path = std::path::absolute(path).map_err(|cause| CheckpointError::Io {
+                path: path.clone(),
+                cause,
+            })?;
+            let model = ModelName::at(&path);
+            let outline = ModelOutline::of_checkpoint(&model.source(), machine.clone())?;
+            models.push(of(model.name, outline));
+        }
+        Ok(models)
     }
 }
 

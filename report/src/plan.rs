@@ -1,7 +1,8 @@
 //! A plan as people read it.
 
 use sluice_proto::v1::{
-    Compression, LayerPlan, MemoryKind, Plan, StagingBuffers, SwitchEstimate, Tier, WeightGroupPlan,
+    Compression, LayerPlan, MemoryKind, Plan, PlannedModel, StagingBuffers, SwitchEstimate, Tier,
+    WeightGroupPlan,
 };
 use sluice_shared::units;
 
@@ -48,6 +49,72 @@ pub fn lines(plan: &Plan) -> Vec<String> {
         lines.push(String::new());
         lines.extend(notes.iter().map(|note| format!("note: {note}")));
     }
+    lines
+}
+
+/// How models share a budget, in lines: what each takes, and which go for which.
+#[must_use]
+pub fn together(models: &[PlannedModel], budget_bytes: u64) -> Vec<String> {
+    let mut lines = vec![format!(
+        "{} within {}, loaded one after another",
+        counted(models.len() as u32, "model"),
+        units::bytes(budget_bytes)
+    )];
+    let width = models.iter().map(|model| model.model.chars().count()).max();
+    let width = width.unwrap_or(0);
+    let name = |place: &u32| {
+        let model = models.get(*place as usize);
+        model.map_or("?", |model| model.model.as_str())
+    };
+    let mut gone = Vec::new();
+    let mut claimed_bytes = 0;
+    for model in models {
+        let padded = format!("{:<width$}", model.model);
+        let pinned = if model.is_pinned { ", pinned" } else { "" };
+        lines.push(match &model.plan {
+            Some(plan) => format!(
+                "{padded}  level {}, {} on the device, {}, a pass {}{pinned}",
+                plan.level(),
+                units::bytes(plan.peak_bytes),
+                match plan.streamed_bytes_per_pass {
+                    0 => "nothing streamed".to_owned(),
+                    bytes => format!("{} streamed per pass", units::bytes(bytes)),
+                },
+                pass(plan),
+            ),
+            None => format!("{padded}  is not loaded: {}", model.problem),
+        });
+        if !model.evicted.is_empty() {
+            let names: Vec<_> = model.evicted.iter().map(name).collect();
+            lines.push(format!("{:<width$}  {} goes for it", "", names.join(", ")));
+        }
+        for &place in &model.evicted {
+            gone.push(place);
+            let claimed = models.get(place as usize).map(|model| model.claimed_bytes);
+            claimed_bytes -= claimed.unwrap_or_default();
+        }
+        claimed_bytes += model.claimed_bytes;
+    }
+    let stay = (0..models.len() as u32).filter(|place| {
+        let is_loaded = models[*place as usize].plan.is_some();
+        is_loaded && !gone.contains(place)
+    });
+    let stay: Vec<_> = stay.collect();
+    let names: Vec<_> = stay.iter().map(name).collect();
+    // Each plan has what is common to all; it is taken once.
+    let common = models.iter().find_map(|model| {
+        let peak = model.plan.as_ref()?.peak_bytes;
+        Some(peak.saturating_sub(model.claimed_bytes))
+    });
+    let peak_bytes = claimed_bytes + common.unwrap_or_default();
+    lines.push(match names.is_empty() {
+        true => "none is loaded in the end".to_owned(),
+        false => format!(
+            "in the end: {}; at most {} together",
+            names.join(", "),
+            units::bytes(peak_bytes)
+        ),
+    });
     lines
 }
 

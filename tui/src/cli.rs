@@ -81,7 +81,7 @@ pub enum Command {
     /// Examines programs, daemon and machine, and says what to do about what does not work
     #[command(after_help = help::DOCTOR)]
     Doctor(Plain),
-    /// Shows the loaded model and its requests in short
+    /// Shows the loaded models and their requests in short
     Ps(Plain),
     /// Lists models: loaded, on disk and being downloaded
     #[command(visible_aliases = ["ls", "models"])]
@@ -103,10 +103,10 @@ pub enum Command {
     Verify(Verify),
     /// Lists running and recently finished jobs; watches or cancels one
     Jobs(Jobs),
-    /// Loads a model in place of the current one
+    /// Loads a model, which is the present one from then on
     Load(Load),
-    /// Unloads the model and frees its memory
-    Unload(Plain),
+    /// Unloads a model and frees its memory
+    Unload(Unload),
     /// Unloads the model as unload does, or stops the daemon with --daemon
     Stop(Stop),
     /// Shows the plan for a level and a budget without loading anything
@@ -148,6 +148,21 @@ pub enum Command {
         #[arg(long, value_name = "DIR", conflicts_with = "command")]
         folder: Option<PathBuf>,
     },
+}
+
+/// The model that a command asks.
+#[derive(Debug, Clone, Default, Args)]
+pub struct AskedModel {
+    /// Model to ask, as `sluice list` names it; it is loaded if it is not [default: the present one]
+    #[arg(long, value_name = "NAME")]
+    pub model: Option<String>,
+}
+
+impl AskedModel {
+    /// The name as requests have it; empty for the present model.
+    pub fn name(&self) -> String {
+        self.model.clone().unwrap_or_default()
+    }
 }
 
 /// `sluice generate`.
@@ -198,6 +213,9 @@ pub struct Generate {
     /// Autoregressive models: write text by the rules in FILE, in llguidance's variant of Lark
     #[arg(long, value_name = "FILE", group = "constraint", conflicts_with_all = DIFFUSION_FLAGS)]
     pub grammar: Option<PathBuf>,
+    /// The model that answers.
+    #[command(flatten)]
+    pub asked: AskedModel,
     /// Print each event as a JSON object on its own line; the last is "done"
     #[arg(long)]
     pub json: bool,
@@ -330,6 +348,9 @@ pub struct Edit {
     /// What the text answers
     #[arg(long, value_name = "TEXT")]
     pub prompt: Option<String>,
+    /// The model that answers.
+    #[command(flatten)]
+    pub asked: AskedModel,
     /// Print each event as a JSON object on its own line; the last is "done"
     #[arg(long)]
     pub json: bool,
@@ -370,6 +391,9 @@ pub struct Score {
     /// Also check whether greedy decoding gives exactly this answer
     #[arg(long)]
     pub greedy: bool,
+    /// The model that answers.
+    #[command(flatten)]
+    pub asked: AskedModel,
     /// Print the result as a JSON object
     #[arg(long)]
     pub json: bool,
@@ -388,16 +412,30 @@ pub struct Plain {
 #[command(after_help = help::LOAD, mut_args(plans::daemon_default))]
 pub struct Load {
     /// A name from `sluice list`, or a checkpoint's folder, .gguf or .sluice file, which the
-    /// daemon's user must be able to read. Waiting requests are refused. If the budget cannot hold both models, the
-    /// current one is unloaded first. Without an argument: the model built into the daemon
+    /// daemon's user must be able to read. Models that were used least recently are unloaded for it where the budget has no
+    /// room for all, or no more may be loaded. Without an argument: the model built into the daemon
     pub model: Option<PathBuf>,
     /// Also load it at every start of the daemon, unless started with --model or by `sluice run`
     #[arg(long)]
     pub default: bool,
+    /// Keep it loaded until it is unloaded by name
+    #[arg(long)]
+    pub pin: bool,
     /// What it is loaded with.
     #[command(flatten)]
     pub options: PlanOptions,
     /// Print each picture of the operation as a JSON object on its own line; the last has the result
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `sluice unload`.
+#[derive(Debug, Args)]
+pub struct Unload {
+    /// The model, as `sluice ps` names it [default: the present one]
+    #[arg(value_name = "NAME")]
+    pub model: Option<String>,
+    /// Print one JSON object
     #[arg(long)]
     pub json: bool,
 }

@@ -154,7 +154,7 @@ pub async fn run(cli: Cli, out: &mut StandardOutput) -> Result<(), Failure> {
         Some(Command::Unload(arguments)) => {
             until_interrupted(async {
                 let daemon = DaemonConnection::connect(socket).await?;
-                library::unload(&daemon, arguments.json, out).await
+                library::unload(&daemon, arguments.model.as_deref(), arguments.json, out).await
             })
             .await
         }

@@ -16,18 +16,19 @@ pub(crate) async fn snapshot(services: &Services) -> Result<v1::Snapshot, Failur
     snapshot.ok_or_else(|| Failure::unexpected("a snapshot shows nothing"))
 }
 
-/// The models that a request can name: those in memory, on their way there, and asleep.
+/// The models that a request can name: those in memory, on their way there, and asleep; and those on disk, where requests
+/// have models loaded.
 ///
 /// # Errors
 /// When the caller may not see them.
 pub(crate) async fn all(services: &Services) -> Result<Vec<v1::Model>, Failure> {
     let request = v1::ListModelsRequest {};
     let answer = services.models().list_models(request).await?.into_inner();
-    let can_answer = |model: &v1::Model| {
-        matches!(
-            model.state(),
-            v1::ModelState::Ready | v1::ModelState::Loading | v1::ModelState::Asleep
-        )
+    let loads = answer.loads_on_request;
+    let can_answer = |model: &v1::Model| match model.state() {
+        v1::ModelState::Ready | v1::ModelState::Loading | v1::ModelState::Asleep => true,
+        v1::ModelState::Available => loads,
+        _ => false,
     };
     Ok(answer.models.into_iter().filter(can_answer).collect())
 }

@@ -54,6 +54,7 @@ impl Daemon {
             return v1::ListModelsResponse {
                 models,
                 operations,
+                loads_on_request: self.settings.loads_on_request(),
                 ..Default::default()
             };
         };
@@ -84,6 +85,7 @@ impl Daemon {
             converted_weights_folder: folder.to_string_lossy().into_owned(),
             converted_weights_bytes_max: bytes_max,
             operations,
+            loads_on_request: self.settings.loads_on_request(),
         }
     }
 

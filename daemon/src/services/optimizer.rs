@@ -4,8 +4,8 @@ use std::{path::PathBuf, sync::Arc};
 
 use sluice_checkpoint::family::PublishedShape;
 use sluice_engine::{
-    Engine, EngineError, PlanOptions, ShareKey, Work, optimization::kept_mixes,
-    runtime::ModelOutline,
+    Budget, Engine, EngineError, PlanOptions, PlanSettings, ShareKey, Work,
+    optimization::kept_mixes, runtime::ModelOutline,
 };
 use sluice_plan::PlanError;
 use sluice_proto::{
@@ -37,7 +37,9 @@ use crate::{
     operations::{OperationStatus, Unsaved, change::RequestedChange, optimization::kept_to_wire},
     prepare,
     requests::{RequestDescription, RequestRecord},
-    settings, translate,
+    settings::{self, SettingOrigin},
+    together::{CommonBudget, OutlinedModel},
+    translate,
 };
 
 /// The service; clones share the daemon.
@@ -62,10 +64,18 @@ impl OptimizerService for Service {
         let terms = CallTerms::of(&request);
         let asked = Planning::try_from(request.into_inner()).map_err(Failure::from)?;
         let planning = blocking(&self.0, terms.caller.share(), move |daemon| {
-            daemon.plan(terms.caller, asked)
+            match asked.more_models.is_empty() {
+                true => daemon
+                    .plan(terms.caller, asked)
+                    .map(|plan| v1::PlanResponse {
+                        plan: Some(plan),
+                        ..Default::default()
+                    }),
+                false => daemon.plan_together(terms.caller, asked),
+            }
         });
-        let plan = Deadline::limit(terms.deadline, planning).await?;
-        Ok(Response::new(v1::PlanResponse { plan: Some(plan) }))
+        let planned = Deadline::limit(terms.deadline, planning).await?;
+        Ok(Response::new(planned))
     }
 
     async fn apply(
@@ -355,6 +365,67 @@ impl Daemon {
             is_loadable: not_loadable.is_none(),
             not_loadable_reason: not_loadable.unwrap_or_default(),
             ..translate::plan::plan(&plan, &name)
+        })
+    }
+
+    /// How several models would share the budget.
+    fn plan_together(&self, caller: Caller, asked: Planning) -> Result<v1::PlanResponse, Failure> {
+        let asked_budget = asked.options.budget.and_then(|budget| budget.bytes());
+        let budget_bytes = asked_budget.unwrap_or_else(|| self.engine.shared_budget_bytes());
+        let options = PlanOptions {
+            budget: None,
+            ..asked.options
+        };
+        let models = std::iter::once(asked.model).chain(asked.more_models);
+        let models = models.map(|model| -> Result<OutlinedModel, Failure> {
+            let machine = self.engine.machine()?;
+            let all_of_it = Budget::Bytes(budget_bytes);
+            if let ModelRef::Shape(name) = model {
+                let shape = published_shape(&name)?;
+                let settings = self.engine.start_settings().with(&options);
+                return Ok(OutlinedModel {
+                    name,
+                    outline: ModelOutline::of_published_shape(shape, machine),
+                    settings: PlanSettings {
+                        budget: all_of_it,
+                        ..settings
+                    },
+                    is_pinned: false,
+                });
+            }
+            let model = self.resolve_now(caller, model)?;
+            let holds = self.settings.for_load(&model, &options);
+            let is_own = matches!(
+                holds.budget.origin,
+                SettingOrigin::ModelFile | SettingOrigin::Remembered
+            );
+            let settings = (self.engine.start_settings())
+                .with(&holds.change())
+                .with(&options);
+            Ok(OutlinedModel {
+                outline: ModelOutline::of_checkpoint(&model.source(), machine)?,
+                settings: PlanSettings {
+                    budget: match is_own {
+                        true => holds.budget.value,
+                        false => all_of_it,
+                    },
+                    ..settings
+                },
+                is_pinned: self.settings.table(&model).pinned,
+                name: model.name,
+            })
+        });
+        let common = CommonBudget {
+            budget_bytes,
+            budget_default: self.engine.budget_default(),
+            common_bytes: self.engine.device().common_bytes(),
+            models_max: self.settings.loaded_models(),
+        };
+        let models: Vec<_> = models.collect::<Result<_, _>>()?;
+        Ok(v1::PlanResponse {
+            models: common.plan(&models)?,
+            budget_bytes,
+            ..Default::default()
         })
     }
 

@@ -10,7 +10,8 @@ use tempfile::TempDir;
 use tonic::Code;
 
 use crate::support::{
-    Daemon, apply, checkpoints, done, generate, level, next, pictures, rest, tokens, until, within,
+    Daemon, apply, checkpoints, done, generate, level, next, pictures, rest, run, tokens, until,
+    within,
 };
 
 /// A request for ids of the model of this name.
@@ -487,4 +488,79 @@ async fn a_model_that_cannot_be_loaded_leaves_the_others() {
     assert_eq!(setting.names().await, ["one"]);
     assert_eq!(setting.ids(tokens(&[1, 2, 3], 8)).await, before);
     assert!(setting.peak_bytes("one").await > 0);
+}
+
+/// What is printed for several models before they are loaded is what happens: who goes, what each takes, and the peak.
+#[tokio::test]
+async fn what_the_plan_for_several_says_is_what_happens() {
+    for count in [1, 2, 4] {
+        let (folder, budget) = budget_for(count).await;
+        let arguments = ["--loaded-models", "3", "--budget", &budget];
+        let setting = Setting::in_folder(folder, &arguments).await;
+        let named = |name: &str| v1::ModelRef {
+            by: Some(By::Name(name.to_owned())),
+        };
+        let mut models = MODELS.iter().map(|name| named(name));
+        let request = v1::PlanRequest {
+            model: models.next(),
+            more_models: models.collect(),
+            ..Default::default()
+        };
+        let mut client = setting.daemon.optimizer().await;
+        let planned = client.plan(request).await.unwrap().into_inner();
+        assert!(planned.plan.is_none());
+        assert_eq!(planned.budget_bytes.to_string(), budget);
+        let mut expected: Vec<&str> = Vec::new();
+        for (place, planned) in planned.models.iter().enumerate() {
+            let gone: Vec<_> = (planned.evicted.iter())
+                .map(|&place| MODELS[place as usize])
+                .collect();
+            expected.retain(|name| !gone.contains(name));
+            expected.push(MODELS[place]);
+            // The first is there since the start.
+            if place > 0 {
+                setting.load(MODELS[place], false).await.unwrap();
+            }
+            assert_eq!(setting.names().await, expected, "{count} fit");
+            let loaded = setting.loaded().await;
+            let loaded = loaded.last().unwrap();
+            let (plan, foreseen) = (loaded.plan.as_ref(), planned.plan.as_ref());
+            let figures = |plan: &v1::Plan| (plan.level, plan.peak_bytes, plan.budget_bytes);
+            assert_eq!(plan.map(figures), foreseen.map(figures), "{count} fit");
+            assert_eq!(loaded.claimed_bytes, planned.claimed_bytes);
+            setting.ids(asking(MODELS[place])).await;
+        }
+        let device = setting.daemon.snapshot().await.device.unwrap();
+        let budget: u64 = budget.parse().unwrap();
+        assert!(device.peak_bytes <= budget);
+    }
+}
+
+#[tokio::test]
+async fn a_plan_for_several_needs_no_daemon() {
+    let folder = models();
+    let [one, two] = [MODELS[0], MODELS[1]].map(|name| {
+        let path = folder.path().join(name);
+        path.to_str().unwrap().to_owned()
+    });
+    let arguments = ["plan", "--device", "cpu", "--budget", "1GiB"];
+    let arguments = [&arguments[..], &["--model", &one, &two]].concat();
+    let output = run(folder.path(), &arguments).await;
+    let text = String::from_utf8(output.stdout).unwrap();
+    let lines: Vec<_> = text.lines().collect();
+    assert_eq!(
+        lines[0],
+        "2 models within 1.00 GiB, loaded one after another"
+    );
+    assert!(lines[1].starts_with("one  level standard, "), "{text}");
+    assert!(lines[1].contains("nothing streamed"), "{text}");
+    assert!(
+        lines[3].starts_with("in the end: one, two; at most "),
+        "{text}"
+    );
+
+    let output = run(folder.path(), &[&arguments[..], &["--json"]].concat()).await;
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json["models"][1]["model"], "two");
+    assert_eq!(json["models"][1]["plan"]["level"], "standard");
 }

@@ -23,6 +23,8 @@ pub struct Planning {
     pub options: PlanOptions,
     /// The workload that the plan must have room for.
     pub workload: Workload,
+    /// Models to load after it; none: it is planned alone.
+    pub more_models: Vec<ModelRef>,
 }
 
 /// A checked [`v1::Workload`].
@@ -96,11 +98,32 @@ impl TryFrom<v1::PlanRequest> for Planning {
 
     fn try_from(wire: v1::PlanRequest) -> Result<Self, InvalidField> {
         Ok(Self {
+            more_models: more_models(wire.model.as_ref(), wire.more_models)?,
             model: wire.model.try_into()?,
             options: wire.options.unwrap_or_default().try_into()?,
             workload: wire.workload.unwrap_or_default().try_into()?,
         })
     }
+}
+
+/// Most models that are planned beside each other.
+const PLANNED_MODELS_MAX: usize = 16;
+
+/// The models that are planned beside the first.
+fn more_models(
+    first: Option<&v1::ModelRef>,
+    more: Vec<v1::ModelRef>,
+) -> Result<Vec<ModelRef>, InvalidField> {
+    if first.is_none() && !more.is_empty() {
+        return Err(invalid("model", "is missing"));
+    }
+    if more.len() >= PLANNED_MODELS_MAX {
+        let problem = format!("more than {PLANNED_MODELS_MAX} models");
+        return Err(invalid("more_models", problem));
+    }
+    more.into_iter()
+        .map(|model| Some(model).try_into())
+        .collect()
 }
 
 impl TryFrom<v1::Workload> for Workload {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use sluice_shared::preset::Preset;
 
-use super::{DecodingDetails, help};
+use super::{AskedModel, DecodingDetails, help};
 
 /// `sluice bench`.
 #[derive(Debug, Args)]
@@ -32,6 +32,9 @@ pub struct Bench {
     /// Warm-up requests per row, which are not measured
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub warmup: u32,
+    /// The model that answers.
+    #[command(flatten)]
+    pub asked: AskedModel,
     /// Print each row as a JSON object on its own line
     #[arg(long)]
     pub json: bool,

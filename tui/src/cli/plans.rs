@@ -15,9 +15,10 @@ use super::help;
 #[command(after_long_help = help::plan(), mut_args(daemon_default))]
 pub struct Plan {
     /// A name from `sluice list`, or a checkpoint's folder, .gguf or .sluice file; only its headers are read.
-    /// Without it and without --shape: the loaded model
+    /// Several: how they share the budget, loaded one after another. Without it and without --shape: the present model
     #[arg(value_name = "NAME|DIR", conflicts_with_all = ["shape", "model_flag"])]
-    pub model: Option<PathBuf>,
+    pub model: Vec<PathBuf>,
+
     /// The same as a flag
     #[arg(
         long = "model",
@@ -26,10 +27,10 @@ pub struct Plan {
         conflicts_with = "shape",
         hide_short_help = true
     )]
-    pub model_flag: Option<PathBuf>,
-    /// A published shape, such as llada-8b; needs no weights
+    pub model_flag: Vec<PathBuf>,
+    /// A published shape, such as llada-8b; needs no weights. May be repeated
     #[arg(long, value_name = "NAME")]
-    pub shape: Option<String>,
+    pub shape: Vec<String>,
     /// What the plan is made from.
     #[command(flatten)]
     pub options: PlanOptions,
@@ -62,6 +63,9 @@ pub struct SetLevel {
     /// The level, and what else is to change.
     #[command(flatten)]
     pub options: PlanOptions,
+    /// Loaded model to change, as `sluice ps` names it [default: the present one]
+    #[arg(long, value_name = "NAME")]
+    pub model: Option<String>,
     /// Print each picture of the operation as a JSON object on its own line; the last has the result
     #[arg(long)]
     pub json: bool,
@@ -75,6 +79,9 @@ pub struct SetBudget {
     /// less a margin
     #[arg(value_name = "BYTES|default")]
     pub budget: Budget,
+    /// Loaded model to change, as `sluice ps` names it [default: the present one]
+    #[arg(long, value_name = "NAME")]
+    pub model: Option<String>,
     /// Print each picture of the operation as a JSON object on its own line; the last has the result
     #[arg(long)]
     pub json: bool,
@@ -88,6 +95,9 @@ pub struct Restore {
     /// others); or `source`, the checkpoint's own weights
     #[arg(long, value_name = "PLACE", value_enum, default_value_t = RestoreTo::Start)]
     pub to: RestoreTo,
+    /// Loaded model to change, as `sluice ps` names it [default: the present one]
+    #[arg(long, value_name = "NAME")]
+    pub model: Option<String>,
     /// Print each picture of the operation as a JSON object on its own line; the last has the result
     #[arg(long)]
     pub json: bool,

@@ -6,7 +6,7 @@ use clap::Args;
 use sluice_proto::v1;
 use sluice_shared::options::PlanOptions;
 
-use super::{DecodingArgs, help, plans::daemon_default};
+use super::{AskedModel, DecodingArgs, help, plans::daemon_default};
 
 /// `sluice run`.
 #[derive(Debug, Args)]
@@ -44,6 +44,9 @@ pub struct Chat {
     /// Instructions that come before the conversation
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
+    /// The model that answers.
+    #[command(flatten)]
+    pub asked: AskedModel,
     /// Don't save typed lines in the history
     #[arg(long)]
     pub private: bool,
@@ -75,7 +78,7 @@ impl AnswerArgs {
 #[derive(Debug, Args)]
 #[command(after_help = help::STOP)]
 pub struct Stop {
-    /// Unload only this model [default: whichever is loaded]
+    /// Unload this model [default: the present one]
     #[arg(value_name = "NAME|PATH", conflicts_with = "daemon")]
     pub model: Option<PathBuf>,
     /// Stop the daemon itself once running requests are finished

@@ -49,9 +49,10 @@ impl ChangeOutput {
 pub(super) async fn plan_options(
     daemon: &DaemonConnection,
     options: PlanOptions,
+    model: &str,
     out: &mut StandardOutput,
 ) -> Result<(), Failure> {
-    apply(daemon, options, ChangeOutput::Aside, out).await
+    apply(daemon, (options, Some(model)), ChangeOutput::Aside, out).await
 }
 
 /// Applies what another command was asked to put in force.
@@ -61,7 +62,7 @@ pub(super) async fn in_force(
     json: bool,
     out: &mut StandardOutput,
 ) -> Result<(), Failure> {
-    apply(daemon, options, ChangeOutput::of(json), out).await
+    apply(daemon, (options, None), ChangeOutput::of(json), out).await
 }
 
 /// Applies another level.
@@ -71,7 +72,8 @@ pub(super) async fn level(
     out: &mut StandardOutput,
 ) -> Result<(), Failure> {
     let output = ChangeOutput::of(arguments.json);
-    apply(daemon, arguments.options, output, out).await
+    let model = arguments.model.as_deref();
+    apply(daemon, (arguments.options, model), output, out).await
 }
 
 /// Applies another budget.
@@ -84,7 +86,9 @@ pub(super) async fn budget(
         budget: Some(arguments.budget),
         ..PlanOptions::default()
     };
-    apply(daemon, options, ChangeOutput::of(arguments.json), out).await
+    let model = arguments.model.as_deref();
+    let output = ChangeOutput::of(arguments.json);
+    apply(daemon, (options, model), output, out).await
 }
 
 /// Restores the settings that the model was loaded with, or the checkpoint's own weights.
@@ -98,7 +102,7 @@ pub(super) async fn restore(
             RestoreTo::Start => RestoreTarget::Start.into(),
             RestoreTo::Source => RestoreTarget::Source.into(),
         },
-        ..Default::default()
+        model: arguments.model.clone().unwrap_or_default(),
     };
     let mut client = daemon.optimizer();
     let call = client.restore(request);
@@ -107,12 +111,15 @@ pub(super) async fn restore(
 
 async fn apply(
     daemon: &DaemonConnection,
-    options: PlanOptions,
+    (options, model): (PlanOptions, Option<&str>),
     manner: ChangeOutput,
     out: &mut StandardOutput,
 ) -> Result<(), Failure> {
     let mut client = daemon.optimizer();
-    let call = client.apply(ApplyRequest::from(options));
+    let call = client.apply(ApplyRequest {
+        model: model.unwrap_or_default().to_owned(),
+        ..options.into()
+    });
     follow(daemon, call, manner, out).await
 }
 

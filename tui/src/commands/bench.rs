@@ -166,6 +166,7 @@ fn requests(arguments: &Bench, inputs: &[Input], preset: Option<Preset>) -> Vec<
     let inputs = inputs.iter().cycle().take(count);
     let request = |(number, input): (u64, &Input)| {
         let mut request = GenerateRequest {
+            model: arguments.asked.name(),
             input: Some(input.clone()),
             length: arguments.length,
             ..Default::default()

@@ -54,6 +54,7 @@ pub(super) async fn run(
         daemon,
         conversation: Conversation::new(arguments.system.clone()),
         choices: ChatChoices::new(arguments.choices.clone()),
+        model: arguments.asked.name(),
         interactive,
     };
     if interactive {
@@ -95,6 +96,8 @@ struct Talk {
     daemon: DaemonConnection,
     conversation: Conversation,
     choices: ChatChoices,
+    /// The model that answers; empty: the present one.
+    model: String,
     interactive: bool,
 }
 
@@ -149,6 +152,7 @@ impl Talk {
     fn request(&self, asked: &PendingPrompt) -> GenerateRequest {
         let messages = self.conversation.messages(asked);
         let mut request = GenerateRequest {
+            model: self.model.clone(),
             input: Some(Prompt::Chat(v1::Chat {
                 messages,
                 ..Default::default()
@@ -240,19 +244,25 @@ impl Talk {
     }
 
     async fn model(
-        &self,
+        &mut self,
         name: Option<&str>,
         interrupts: &mut Signal,
         out: &mut StandardOutput,
     ) -> Result<(), Failure> {
         let model = match name {
-            None => present::loaded(&present::list(&self.daemon).await?).cloned(),
+            None => {
+                let models = present::list(&self.daemon).await?;
+                let own = models.iter().find(|model| model.name == self.model);
+                own.or_else(|| present::loaded(&models)).cloned()
+            }
             Some(name) => {
                 let subject = paths::subject(Path::new(name))?;
                 let options = PlanOptions::default();
                 let model =
                     present::ensure_loaded(&self.daemon, &subject, options, interrupts, out);
-                Some(model.await?)
+                let model = model.await?;
+                self.model.clone_from(&model.name);
+                Some(model)
             }
         };
         say(&match model {

@@ -22,6 +22,7 @@ pub(super) fn request(arguments: &Edit) -> Result<GenerateRequest, Failure> {
     };
     let prompt = arguments.prompt.as_deref();
     let mut request = GenerateRequest {
+        model: arguments.asked.name(),
         input: Some(Input::Edit(WireEdit {
             messages: prompt
                 .map(|text| message(ChatRole::User, text))

@@ -42,6 +42,7 @@ pub(super) fn request(arguments: &Generate) -> Result<GenerateRequest, Failure> 
         content: Some(Content::Text(text.clone())),
     };
     let mut request = GenerateRequest {
+        model: arguments.asked.name(),
         input,
         length: arguments.length,
         ..Default::default()

@@ -73,16 +73,17 @@ fn removal(arguments: &Remove, removed: &RemoveModelResponse) -> String {
     }
 }
 
-/// Unloads the model.
+/// Unloads a model, or the present one.
 pub(super) async fn unload(
     daemon: &DaemonConnection,
+    model: Option<&str>,
     json: bool,
     out: &mut StandardOutput,
 ) -> Result<(), Failure> {
-    let answer = daemon
-        .models()
-        .unload_model(UnloadModelRequest::default())
-        .await;
+    let request = UnloadModelRequest {
+        model: model.unwrap_or_default().to_owned(),
+    };
+    let answer = daemon.models().unload_model(request).await;
     let went = answer
         .map_err(|status| daemon.failure(status))?
         .into_inner();

@@ -39,7 +39,7 @@ pub(super) async fn run(
         model: asked.into(),
         options: Some(arguments.options.into()),
         make_default: arguments.default,
-        ..Default::default()
+        pin: arguments.pin,
     };
     let daemon = DaemonConnection::connect(socket).await?;
     loaded(&daemon, request, arguments.json, out).await

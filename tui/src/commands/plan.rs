@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use sluice_proto::v1::{PlanRequest, Workload, model_ref::By};
+use sluice_proto::v1::{ModelRef, PlanRequest, Workload, model_ref::By};
 use sluice_report as report;
 
 use super::{offline, paths::subject};
@@ -17,54 +17,63 @@ pub(super) async fn run(
     arguments: &Plan,
     out: &mut StandardOutput,
 ) -> Result<(), Failure> {
-    let model = match (
-        arguments.model.as_ref().or(arguments.model_flag.as_ref()),
-        &arguments.shape,
-    ) {
-        (Some(model), _) => Some(subject(model)?),
-        (None, shape) => shape.clone().map(By::Shape),
-    };
-    let alone = match &model {
-        Some(By::Name(_)) => Err(
-            "start it with `sluiced`: it knows where models of that name lie; a path needs no daemon".to_owned(),
-        ),
-        Some(model) => Ok(words(model, arguments)),
-        None => Err(
+    let models = models(arguments)?;
+    let named = |model: &By| matches!(model, By::Name(_));
+    let alone = match &models[..] {
+        [] => Err(
             "start it with `sluiced`, or name a folder, a file or a --shape, which needs no daemon".to_owned(),
         ),
+        models if models.iter().any(named) => Err(
+            "start it with `sluiced`: it knows where models of that name lie; a path needs no daemon".to_owned(),
+        ),
+        models => Ok(words(models, arguments)),
     };
     let daemon = offline::daemon(socket, alone).await?;
+    let mut models = models.into_iter().map(|by| ModelRef { by: Some(by) });
     let request = PlanRequest {
-        model: model.and_then(By::into),
+        model: models.next(),
         workload: Some(Workload {
             canvas_length: arguments.canvas,
             batch_requests: arguments.requests,
             ..Default::default()
         }),
+        more_models: models.collect(),
         ..arguments.options.into()
     };
     let answer = daemon.optimizer().plan(request).await;
-    let plan = answer
+    let answer = answer
         .map_err(|status| daemon.failure(status))?
-        .into_inner()
-        .plan
-        .ok_or_else(|| Failure::new("the daemon's answer has no plan"))?;
-    if arguments.json {
-        return out.json(&plan);
-    }
-    for line in report::plan::lines(&plan) {
+        .into_inner();
+    let lines = match (&answer.plan, arguments.json) {
+        (Some(plan), true) => return out.json(plan),
+        (Some(plan), false) => report::plan::lines(plan),
+        (None, _) if answer.models.is_empty() => {
+            return Err(Failure::new("the daemon's answer has no plan"));
+        }
+        (None, true) => return out.json(&answer),
+        (None, false) => report::plan::together(&answer.models, answer.budget_bytes),
+    };
+    for line in lines {
         out.line(&line)?;
     }
     Ok(())
 }
 
+/// The models that are to be planned; none: the present one.
+fn models(arguments: &Plan) -> Result<Vec<By>, Failure> {
+    let given = arguments.model.iter().chain(&arguments.model_flag);
+    let shapes = arguments.shape.iter().cloned().map(By::Shape);
+    let models = given.map(|model| subject(model));
+    shapes.map(Ok).chain(models).collect()
+}
+
 /// The arguments of `sluiced plan`.
-fn words(model: &By, arguments: &Plan) -> Vec<String> {
-    let (flag, value) = match model {
-        By::Shape(name) => ("--shape", name),
-        By::Path(path) | By::Name(path) => ("--model", path),
-    };
-    let mut words = vec!["plan".to_owned(), format!("{flag}={value}")];
+fn words(models: &[By], arguments: &Plan) -> Vec<String> {
+    let mut words = vec!["plan".to_owned()];
+    words.extend(models.iter().map(|model| match model {
+        By::Shape(name) => format!("--shape={name}"),
+        By::Path(path) | By::Name(path) => format!("--model={path}"),
+    }));
     let options = arguments.options.values();
     words.extend(options.map(|(name, value)| format!("--{name}={value}")));
     words.extend(offline::flag("--canvas", arguments.canvas));
@@ -107,7 +116,7 @@ mod tests {
             panic!("plan");
         };
         assert_eq!(
-            words(&By::Shape("llada-8b".into()), &arguments),
+            words(&[By::Shape("llada-8b".into())], &arguments),
             [
                 "plan",
                 "--shape=llada-8b",

@@ -44,7 +44,7 @@ pub(super) async fn ensure_loaded(
             (ModelState::Ready | ModelState::Asleep, Some(model)) => {
                 progress.clear();
                 if !options.is_empty() {
-                    apply::plan_options(daemon, options, out).await?;
+                    apply::plan_options(daemon, options, &model.name, out).await?;
                 }
                 return Ok(model.clone());
             }

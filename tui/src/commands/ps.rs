@@ -1,9 +1,9 @@
-//! `sluice ps` and `sluice stop`: the loaded model and its requests in short, and unloading it.
+//! `sluice ps` and `sluice stop`: the loaded models and their requests in short, and unloading one.
 
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
-use sluice_proto::v1::{Model, ModelState, Snapshot};
+use sluice_proto::v1::{Model, ModelState, Plan, QueueStatus, Snapshot};
 use sluice_shared::units;
 
 use super::{
@@ -18,7 +18,7 @@ use crate::{
     text::{self, sanitise_line},
 };
 
-/// Shows the loaded model and its requests.
+/// Shows the loaded models and their requests.
 pub(super) async fn run(
     daemon: &DaemonConnection,
     json: bool,
@@ -36,57 +36,103 @@ pub(super) async fn run(
 
 fn to_json(snapshot: &Snapshot) -> serde_json::Value {
     let device = snapshot.device.as_ref();
-    let models: Vec<_> = snapshot
-        .model
+    let models: Vec<_> = rows_of(snapshot)
         .iter()
-        .map(|model| {
+        .map(|row| {
             json!({
-                "name": model.name,
-                "path": model.path,
-                "state": model.state(),
+                "name": row.model.name,
+                "path": row.model.path,
+                "state": row.model.state(),
                 "device": device.map(|device| device.kind()),
-                "device_bytes": device.map(|device| device.used_bytes),
-                "level": snapshot.plan.as_ref().map(|plan| plan.level()),
-                "budget_bytes": snapshot.plan.as_ref().map(|plan| plan.budget_bytes),
+                "device_bytes": row.device_bytes,
+                "level": row.plan.map(|plan| plan.level()),
+                "budget_bytes": row.plan.map(|plan| plan.budget_bytes),
+                "is_present": row.is_present,
+                "is_pinned": row.is_pinned,
+                "running": row.queue.map(|queue| queue.running),
+                "waiting": row.queue.map(|queue| queue.waiting),
+                "unused_ms": row.unused_ms,
             })
         })
         .collect();
     json!({"models": models, "requests": snapshot.requests().collect::<Vec<_>>()})
 }
 
-fn lines(snapshot: &Snapshot) -> Vec<String> {
-    let Some(model) = &snapshot.model else {
-        return vec!["no model is loaded; `sluice run NAME` loads one".to_owned()];
-    };
-    let (device, plan) = (snapshot.device.as_ref(), snapshot.plan.as_ref());
-    let held = device.map_or_else(|| "?".to_owned(), |device| units::bytes(device.used_bytes));
-    let state = match model.state() {
-        ModelState::Ready => "loaded".to_owned(),
-        state => state.to_string(),
-    };
-    let work = snapshot.queue.as_ref().map_or_else(String::new, |queue| {
-        match (queue.running, queue.waiting) {
-            (0, 0) => "nothing asked".to_owned(),
-            (running, 0) => format!("{running} running"),
-            (running, waiting) => format!("{running} running, {waiting} waiting"),
-        }
+/// What a row of the table says of a model.
+struct ModelRow<'a> {
+    model: &'a Model,
+    device_bytes: Option<u64>,
+    plan: Option<&'a Plan>,
+    queue: Option<&'a QueueStatus>,
+    is_present: bool,
+    is_pinned: bool,
+    unused_ms: Option<u64>,
+}
+
+/// The loaded models, or of an older daemon the one that it shows; and the one that is on its way or sleeps.
+fn rows_of(snapshot: &Snapshot) -> Vec<ModelRow<'_>> {
+    let loaded = snapshot.loaded_models.iter().filter_map(|loaded| {
+        Some(ModelRow {
+            model: loaded.model.as_ref()?,
+            device_bytes: Some(loaded.device_bytes),
+            plan: loaded.plan.as_ref(),
+            queue: loaded.queue.as_ref(),
+            is_present: loaded.is_present,
+            is_pinned: loaded.is_pinned,
+            unused_ms: loaded.unused_ms,
+        })
     });
-    let width = text::width(&model.name).clamp(5, 48);
-    let mut lines = vec![
-        format!(
-            "{:<width$}  {:<8}  {:<6}  {:>9}  {:<10}  REQUESTS",
-            "MODEL", "STATE", "DEVICE", "HELD", "LEVEL"
-        ),
-        format!(
-            "{:<width$}  {:<8}  {:<6}  {:>9}  {:<10}  {}",
-            model.name,
-            state,
-            device.map_or_else(|| "?".to_owned(), |device| device.kind().to_string()),
-            held,
-            plan.map_or_else(|| "-".to_owned(), |plan| plan.level().to_string()),
-            work,
-        ),
-    ];
+    let mut rows: Vec<_> = loaded.collect();
+    if rows.is_empty() {
+        let device = snapshot.device.as_ref();
+        rows.extend(snapshot.model.as_ref().map(|model| ModelRow {
+            model,
+            device_bytes: device.map(|device| device.used_bytes),
+            plan: snapshot.plan.as_ref(),
+            queue: snapshot.queue.as_ref(),
+            is_present: true,
+            is_pinned: false,
+            unused_ms: None,
+        }));
+    }
+    rows
+}
+
+fn lines(snapshot: &Snapshot) -> Vec<String> {
+    let models = rows_of(snapshot);
+    if models.is_empty() {
+        return vec!["no model is loaded; `sluice run NAME` loads one".to_owned()];
+    }
+    let device = snapshot.device.as_ref();
+    let device = device.map_or_else(|| "?".to_owned(), |device| device.kind().to_string());
+    let width = models.iter().map(|row| text::width(&row.model.name)).max();
+    let width = width.unwrap_or_default().clamp(5, 48);
+    let mut lines = vec![format!(
+        "{:<width$}  {:<8}  {:<6}  {:>9}  {:<10}  REQUESTS",
+        "MODEL", "STATE", "DEVICE", "HELD", "LEVEL"
+    )];
+    for row in &models {
+        let state = match (row.model.state(), row.is_pinned) {
+            (ModelState::Ready, true) => "pinned".to_owned(),
+            (ModelState::Ready, false) => "loaded".to_owned(),
+            (state, _) => state.to_string(),
+        };
+        let held = row
+            .device_bytes
+            .map_or_else(|| "?".to_owned(), units::bytes);
+        let level = row
+            .plan
+            .map_or_else(|| "-".to_owned(), |plan| plan.level().to_string());
+        let present = match row.is_present && models.len() > 1 {
+            true => "; present",
+            false => "",
+        };
+        lines.push(format!(
+            "{:<width$}  {state:<8}  {device:<6}  {held:>9}  {level:<10}  {}{present}",
+            row.model.name,
+            work(row),
+        ));
+    }
     let mut rows = snapshot.requests().map(requests::row).peekable();
     if rows.peek().is_some() {
         lines.extend([String::new(), requests::header()]);
@@ -95,7 +141,20 @@ fn lines(snapshot: &Snapshot) -> Vec<String> {
     lines
 }
 
-/// Unloads the model if it is the one that is named, or cancels a load that is under way.
+/// What a model is asked, or since when it is not.
+fn work(row: &ModelRow<'_>) -> String {
+    let Some(queue) = row.queue else {
+        return String::new();
+    };
+    match (queue.running, queue.waiting, row.unused_ms) {
+        (0, 0, None) => "nothing asked".to_owned(),
+        (0, 0, Some(ms)) => format!("unused for {}", units::duration_ms(ms as f64)),
+        (running, 0, _) => format!("{running} running"),
+        (running, waiting, _) => format!("{running} running, {waiting} waiting"),
+    }
+}
+
+/// Unloads the model that is named, or the present one, or cancels a load of it that is under way.
 pub(super) async fn stop(
     socket: PathBuf,
     arguments: &Stop,
@@ -103,13 +162,18 @@ pub(super) async fn stop(
 ) -> Result<(), Failure> {
     let daemon = DaemonConnection::connect(socket).await?;
     let models = present::list(&daemon).await?;
-    if let Some(name) = &arguments.model {
-        check_named(&models, name)?;
-    }
-    match present::loading(&models) {
-        // A load that is under way would replace the loaded model, so it is what the user wants stopped.
+    let named = match &arguments.model {
+        Some(name) => Some(named(&models, name)?),
+        None => None,
+    };
+    let is_meant = |loading: &&Model| named.is_none_or(|named| named.name == loading.name);
+    match present::loading(&models).filter(is_meant) {
+        // A load that is under way is what the user wants stopped.
         Some(model) => stop_load(&daemon, model, arguments.json, out).await,
-        None => library::unload(&daemon, arguments.json, out).await,
+        None => {
+            let model = named.map(|named| named.name.as_str());
+            library::unload(&daemon, model, arguments.json, out).await
+        }
     }
 }
 
@@ -128,8 +192,10 @@ async fn stop_load(
     let was_late = |ended: &CancelledOperation| ended.end != CancelEnd::Cancelled;
     if ended.as_ref().is_some_and(was_late) {
         let models = present::list(daemon).await?;
-        if present::loaded(&models).is_some_and(|loaded| loaded.name == model.name) {
-            return library::unload(daemon, json, out).await;
+        let is_loaded =
+            |loaded: &Model| loaded.name == model.name && loaded.state() == ModelState::Ready;
+        if models.iter().any(is_loaded) {
+            return library::unload(daemon, Some(&model.name), json, out).await;
         }
     }
     if json {
@@ -145,24 +211,32 @@ async fn stop_load(
     }
 }
 
-/// Checks that the named model is the one that is loaded or being loaded, so that no other client's model is unloaded.
-fn check_named(models: &[Model], name: &Path) -> Result<(), Failure> {
+/// The named model, if it is loaded, asleep or being loaded.
+fn named<'a>(models: &'a [Model], name: &Path) -> Result<&'a Model, Failure> {
     let subject = paths::subject(name)?;
-    let named = present::find(models, &subject);
-    let present = present::loading(models).or_else(|| present::loaded(models));
-    match (present, named) {
-        (Some(present), Some(named)) if present.name == named.name => Ok(()),
-        (present, _) => {
-            let failure = Failure::new(format!(
-                "{} is not loaded",
-                sanitise_line(&name.to_string_lossy())
-            ));
-            Err(match present {
-                Some(present) => failure.with_hint(format!("{} is", sanitise_line(&present.name))),
-                None => failure.with_hint("nothing is"),
-            })
-        }
+    let is_there = |model: &&Model| {
+        matches!(
+            model.state(),
+            ModelState::Ready | ModelState::Asleep | ModelState::Loading
+        )
+    };
+    if let Some(model) = present::find(models, &subject).filter(is_there) {
+        return Ok(model);
     }
+    let failure = Failure::new(format!(
+        "{} is not loaded",
+        sanitise_line(&name.to_string_lossy())
+    ));
+    let others: Vec<_> = models.iter().filter(is_there).collect();
+    let others: Vec<_> = others
+        .iter()
+        .map(|model| sanitise_line(&model.name))
+        .collect();
+    Err(failure.with_hint(match &others[..] {
+        [] => "nothing is".to_owned(),
+        [one] => format!("{one} is"),
+        several => format!("{} are", several.join(", ")),
+    }))
 }
 
 #[cfg(test)]

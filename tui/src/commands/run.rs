@@ -14,7 +14,7 @@ use super::{
     message, paths, present, usage,
 };
 use crate::{
-    cli::{Chat, Run},
+    cli::{AskedModel, Chat, Run},
     output::{Failure, StandardOutput, dim},
     text::sanitise_line,
 };
@@ -45,6 +45,9 @@ pub(super) async fn run(
             drop(interrupts);
             let arguments = Chat {
                 system,
+                asked: AskedModel {
+                    model: Some(model.name),
+                },
                 choices,
                 private,
             };
@@ -61,6 +64,7 @@ pub(super) async fn run(
                 .map(|text| message(ChatRole::System, text));
             let messages = system.into_iter().chain([message(ChatRole::User, &words)]);
             let mut request = GenerateRequest {
+                model: model.name,
                 input: Some(Input::Chat(v1::Chat {
                     messages: messages.collect(),
                     ..Default::default()

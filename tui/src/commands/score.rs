@@ -86,6 +86,7 @@ fn request(arguments: Score) -> Result<ScoreRequest, Failure> {
         None => Answer::AnswerText(next()?),
     };
     Ok(ScoreRequest {
+        model: arguments.asked.name(),
         prompt: Some(prompt),
         answer: Some(answer),
         draws: arguments.draws,

@@ -13,6 +13,7 @@ use crate::{
     gpu,
     output::{Failure, StandardOutput},
     plans,
+    text::sanitise_line,
 };
 
 /// Prints one snapshot.
@@ -57,6 +58,21 @@ fn lines(snapshot: &Snapshot) -> Vec<String> {
         "model",
         snapshot.model.as_ref().map_or("none".into(), describe),
     );
+    for other in snapshot
+        .loaded_models
+        .iter()
+        .filter(|other| !other.is_present)
+    {
+        if let (Some(model), Some(plan)) = (&other.model, &other.plan) {
+            let pinned = if other.is_pinned { ", pinned" } else { "" };
+            let held = units::bytes(other.device_bytes);
+            let (name, level) = (sanitise_line(&model.name), plan.level());
+            fact(
+                "",
+                format!("beside it {name}, level {level}, {held}{pinned}"),
+            );
+        }
+    }
     if let Some(device) = &snapshot.device {
         fact("device", device_line(device));
         for kind in &device.memory {

@@ -177,7 +177,10 @@ impl Loader {
         // Before any model may have to go: conversion takes long, and if the disk is full the others stay.
         let mut prepare = || -> Result<_, EngineError> {
             let budget_bytes = match &mut room {
-                Some(room) => room.budget(&mut |bytes| self.fit(&planner, settings, bytes))?,
+                Some(room) => room.budget(&mut |bytes| {
+                    let (fit, _) = planner.fit(settings, bytes)?;
+                    Ok(fit)
+                })?,
                 None => self.shared.state.budget_bytes(&settings),
             };
             let model = (&opened.checkpoint, &planner);

@@ -6,8 +6,8 @@ use sluice_checkpoint::{Checkpoint, Source, family::PublishedShape};
 use sluice_formats::Format;
 use sluice_machine::DiskBandwidth;
 use sluice_ops::{Ops, device::Device, ledger::Ledger, measure::measure};
-use sluice_plan::{Machine, Plan, PlanError, Workload};
-use sluice_shared::options::ResolvedPlanSettings;
+use sluice_plan::{Machine, Plan, PlanError, Workload, sharing::Fit};
+use sluice_shared::options::{PlanSettings, ResolvedPlanSettings};
 use sluice_weights::{SourceTensor, compression::with_assumed_compression};
 
 use super::{Engine, planner::Planner};
@@ -53,6 +53,18 @@ impl ModelOutline {
         Ok(Self {
             planner: Planner::of_checkpoint(&checkpoint, config, machine)?,
         })
+    }
+
+    /// How the model fits within so many bytes, and the plan that a load would take.
+    ///
+    /// # Errors
+    /// When no plan is possible within any budget.
+    pub fn fit(
+        &self,
+        settings: PlanSettings,
+        budget_bytes: u64,
+    ) -> Result<(Fit, Result<Plan, EngineError>), EngineError> {
+        self.planner.fit(settings, budget_bytes)
     }
 
     /// Most positions of prompt and answer together.

@@ -2,10 +2,17 @@
 
 use std::sync::{Arc, PoisonError, RwLock};
 
-use sluice_checkpoint::{Checkpoint, PriorFile, disk_bandwidth, family::ModelConfig, weight_cache};
+use sluice_checkpoint::{
+    Checkpoint, CheckpointError, PriorFile, disk_bandwidth, family::ModelConfig, weight_cache,
+};
 use sluice_cuda::HEAD_DIM_MAX;
-use sluice_plan::{BLOCK_DEFAULT, CANVAS_DEFAULT, Machine, Plan, PlanError, PlanInput, Workload};
-use sluice_shared::{level::Level, options::ResolvedPlanSettings};
+use sluice_plan::{
+    BLOCK_DEFAULT, CANVAS_DEFAULT, Machine, Plan, PlanError, PlanInput, Workload, sharing::Fit,
+};
+use sluice_shared::{
+    level::Level,
+    options::{PlanSettings, ResolvedPlanSettings},
+};
 use sluice_weights::{LayerKind, Shape, SourceTensor};
 
 use super::mixes::ModelMixes;
@@ -149,6 +156,43 @@ impl Planner {
         self.plan_beside(choices, budget_bytes, workload, self.mlp_rows, 0)
     }
 
+    /// A plan for the usual request.
+    pub(super) fn usual_plan(
+        &self,
+        settings: PlanSettings,
+        budget_bytes: u64,
+    ) -> Result<Plan, EngineError> {
+        let workload = usual_workload(&self.config.shape);
+        self.plan(settings.resolved(), budget_bytes, workload)
+    }
+
+    /// How the model fits within so many bytes, and the plan that a load would take: at the level that is asked for, or where
+    /// that is not possible at the nearest that is no less faithful.
+    pub(super) fn fit(
+        &self,
+        settings: PlanSettings,
+        budget_bytes: u64,
+    ) -> Result<(Fit, Result<Plan, EngineError>), EngineError> {
+        let refused = match self.usual_plan(settings, budget_bytes) {
+            Ok(plan) if plan.streamed_bytes() == 0 => return Ok((Fit::Whole, Ok(plan))),
+            Ok(plan) => return Ok((Fit::Streamed, Ok(plan))),
+            Err(error) if is_of_level(&error) => error,
+            Err(error) => return Err(error),
+        };
+        let mut substitutes = settings.level.substitutes().iter();
+        let substitute = substitutes.find_map(|&level| {
+            let settings = PlanSettings {
+                level,
+                ..settings.with_unresolved_mix()
+            };
+            self.usual_plan(settings, budget_bytes).ok()
+        });
+        Ok(match substitute {
+            Some(plan) => (Fit::Streamed, Ok(plan)),
+            None => (Fit::Not, Err(refused)),
+        })
+    }
+
     /// A plan, while KV caches of `held_bytes` are held, whatever their format, and with `mlp_rows` rows going through
     /// an MLP at once.
     pub(super) fn plan_beside(
@@ -184,6 +228,17 @@ impl Planner {
             false => Ok(plan),
         }
     }
+}
+
+/// Whether another level may be possible where this one was refused.
+pub(super) fn is_of_level(error: &EngineError) -> bool {
+    matches!(
+        error,
+        EngineError::Plan(PlanError::BudgetTooSmall { .. } | PlanError::NotCompressed { .. })
+            | EngineError::NoWeightCache { .. }
+            | EngineError::NoMix(_)
+            | EngineError::Checkpoint(CheckpointError::WeightCache { .. })
+    )
 }
 
 /// The workload that a model is planned for before any request.

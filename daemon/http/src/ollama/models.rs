@@ -111,15 +111,16 @@ pub(crate) async fn tags(services: &Services) -> Result<Answer, Failure> {
 /// When the caller may not see them.
 pub(crate) async fn ps(services: &Services) -> Result<Answer, Failure> {
     let snapshot = models::snapshot(services).await?;
-    let on_device = snapshot.device.map_or(0, |device| device.used_bytes);
-    let ready = (snapshot.model).filter(|model| model.state() == v1::ModelState::Ready);
-    let models = ready.map(|model| Model {
-        size_vram: Some(on_device),
-        size: model.shape.as_ref().map_or(0, |shape| shape.weight_bytes),
-        ..Model::from(model)
+    let models = snapshot.loaded_models.into_iter().filter_map(|loaded| {
+        let model = loaded.model?;
+        Some(Model {
+            size_vram: Some(loaded.device_bytes),
+            size: model.shape.as_ref().map_or(0, |shape| shape.weight_bytes),
+            ..Model::from(model)
+        })
     });
     let list = ModelList {
-        models: models.into_iter().collect(),
+        models: models.collect(),
     };
     Ok(streaming::json(StatusCode::OK, &list))
 }

@@ -13,6 +13,11 @@ use crate::{
 /// ([`WIDTH_MAX`](sluice_weights::WIDTH_MAX)) where compressed weights are decompressed; what attention packs.
 pub(in crate::cpu) const SCRATCH_LEN: usize = 1 << 20;
 
+/// Bytes of the scratch memory of so many threads.
+pub(crate) fn scratch_bytes(threads: usize) -> u64 {
+    (threads * SCRATCH_LEN * size_of::<f32>()) as u64
+}
+
 /// The scratch memory of all threads.
 pub(crate) struct Scratch {
     threads: Vec<Mutex<HostBuffer<f32>>>,
@@ -32,7 +37,7 @@ impl Scratch {
 
     /// Bytes of all threads.
     pub(crate) fn bytes(&self) -> u64 {
-        (self.threads.len() * SCRATCH_LEN * size_of::<f32>()) as u64
+        scratch_bytes(self.threads.len())
     }
 
     /// Gives the pages back until somebody computes again.

@@ -1,7 +1,9 @@
 //! Panels of the memory of host, process and device.
 
 use ratatui::text::{Line, Span};
-use sluice_proto::v1::{DeviceStatus, GpuUnavailable, HostStatus, MemoryKind, MemoryUse, Tier};
+use sluice_proto::v1::{
+    DeviceStatus, GpuUnavailable, HostStatus, MemoryKind, MemoryUse, Plan, Snapshot, Tier,
+};
 use sluice_report::plan::memory_label;
 use sluice_shared::units;
 
@@ -182,7 +184,29 @@ fn device_lines(
         };
         lines.push((worth, kind_line(state, kind, device.used_bytes, columns)));
     }
+    let beside = state.snapshot().map(other_models).unwrap_or_default();
+    for (index, words) in beside.iter().enumerate() {
+        let name = if index == 0 { "beside" } else { "" };
+        lines.push((LinePriority::Part, said(name, words, columns)));
+    }
     lines
+}
+
+/// What models hold beside the one that is shown: part of each figure of the device.
+fn other_models(snapshot: &Snapshot) -> Vec<String> {
+    let others = snapshot.loaded_models.iter();
+    let others = others.filter(|loaded| !loaded.is_present);
+    let words = others.filter_map(|loaded| {
+        let (model, plan) = (loaded.model.as_ref()?, loaded.plan.as_ref()?);
+        let pinned = if loaded.is_pinned { ", pinned" } else { "" };
+        Some(format!(
+            "{} for {}, level {}{pinned}",
+            units::bytes(loaded.device_bytes),
+            model.name,
+            plan.level()
+        ))
+    });
+    words.collect()
 }
 
 /// A kind of memory: its bytes, its planned bytes, and its share of what is held.
@@ -226,11 +250,21 @@ pub(in super::super) fn budget(state: &DashboardState) -> Option<u64> {
     Some(settings.budget_bytes)
 }
 
-/// Bytes that the plan in force has for a kind, at its peak.
+/// Bytes that the plans in force have for a kind, at their peak: of all models, as the device's figures are.
 fn planned(state: &DashboardState, kind: MemoryKind) -> Option<u64> {
-    let plan = state.snapshot()?.plan.as_ref()?;
-    let planned = plan.memory.iter().find(|planned| planned.kind() == kind);
-    planned.map(|planned| planned.bytes)
+    let snapshot = state.snapshot()?;
+    let of = |plan: &Plan| {
+        let planned = plan.memory.iter().find(|planned| planned.kind() == kind);
+        planned.map(|planned| planned.bytes)
+    };
+    let all = snapshot.loaded_models.iter();
+    let all = all.filter_map(|loaded| of(loaded.plan.as_ref()?));
+    match (snapshot.loaded_models.len(), kind) {
+        (0, _) => of(snapshot.plan.as_ref()?),
+        // All models have these in common.
+        (_, MemoryKind::Context | MemoryKind::Scratch) => all.max(),
+        _ => Some(all.sum()),
+    }
 }
 
 /// All kinds in one bar; what is left of `whole` is free.

@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, atomic::AtomicBool};
 
-use sluice_checkpoint::{Checkpoint, CheckpointError};
-use sluice_plan::{Plan, PlanError, sharing::Fit};
+use sluice_checkpoint::Checkpoint;
+use sluice_plan::{Plan, PlanError};
 use sluice_shared::level::Level;
 
 use super::Loader;
@@ -12,7 +12,7 @@ use crate::{
     error::EngineError,
     residency::WeightReader,
     runtime::{
-        planner::{Planner, usual_workload},
+        planner::{Planner, is_of_level},
         state::LevelSubstitution,
     },
 };
@@ -77,33 +77,6 @@ impl Loader {
         Err(with_fitting(refused, model.1, settings, budget_bytes))
     }
 
-    /// How a model fits within so many bytes.
-    pub(super) fn fit(
-        &self,
-        planner: &Planner,
-        settings: PlanSettings,
-        budget_bytes: u64,
-    ) -> Result<Fit, EngineError> {
-        match plan_within(planner, settings, budget_bytes) {
-            Ok(plan) if plan.streamed_bytes() == 0 => return Ok(Fit::Whole),
-            Ok(_) => return Ok(Fit::Streamed),
-            Err(error) if is_of_level(&error) => {}
-            Err(error) => return Err(error),
-        }
-        let mut substitutes = settings.level.substitutes().iter();
-        let is_possible = |&level: &Level| {
-            let settings = PlanSettings {
-                level,
-                ..settings.with_unresolved_mix()
-            };
-            plan_within(planner, settings, budget_bytes).is_ok()
-        };
-        Ok(match substitutes.any(is_possible) {
-            true => Fit::Streamed,
-            false => Fit::Not,
-        })
-    }
-
     fn prepare_at(
         &self,
         (checkpoint, planner): (&Arc<Checkpoint>, &Arc<Planner>),
@@ -113,12 +86,12 @@ impl Loader {
         report: &mut LoadReport,
     ) -> Result<(Arc<Plan>, Arc<WeightReader>), EngineError> {
         let device = self.ops.device();
-        let mut plan = plan_within(planner, settings, budget_bytes)?;
+        let mut plan = planner.usual_plan(settings, budget_bytes)?;
         // Reported before the copy is written, which takes long; the exact plan follows.
         if plan.is_estimate() {
             report(planned(Arc::new(plan)));
             (self.weight_cache).compress(checkpoint, planner, device, cancel, report)?;
-            plan = plan_within(planner, settings, budget_bytes)?;
+            plan = planner.usual_plan(settings, budget_bytes)?;
             if plan.is_estimate() {
                 return Err(PlanError::NotCompressed { level: plan.level }.into());
             }
@@ -129,16 +102,6 @@ impl Loader {
             (self.weight_cache).reader(checkpoint, planner, &plan, device, cancel, report)?;
         Ok((plan, reader))
     }
-}
-
-/// A plan for the usual request.
-fn plan_within(
-    planner: &Planner,
-    settings: PlanSettings,
-    budget_bytes: u64,
-) -> Result<Plan, EngineError> {
-    let workload = usual_workload(&planner.config.shape);
-    planner.plan(settings.resolved(), budget_bytes, workload)
 }
 
 /// Adds to a refusal what would fit: nobody gets a less faithful level unasked.
@@ -165,7 +128,7 @@ fn with_fitting(
             level: other,
             ..settings
         };
-        let plan = plan_within(planner, settings, budget_bytes);
+        let plan = planner.usual_plan(settings, budget_bytes);
         Some((other, plan.ok().filter(|_| is_lossier)?.peak_bytes()))
     });
     PlanError::BudgetTooSmall {
@@ -185,15 +148,4 @@ fn planned(plan: Arc<Plan>) -> LoadEvent {
         steps: 0,
         estimate: None,
     }
-}
-
-/// Whether another level may be possible where this one was refused.
-fn is_of_level(error: &EngineError) -> bool {
-    matches!(
-        error,
-        EngineError::Plan(PlanError::BudgetTooSmall { .. } | PlanError::NotCompressed { .. })
-            | EngineError::NoWeightCache { .. }
-            | EngineError::NoMix(_)
-            | EngineError::Checkpoint(CheckpointError::WeightCache { .. })
-    )
 }
