@@ -191,6 +191,7 @@ impl ModelService for Service {
             converted_weights_folder: "/cache".to_owned(),
             converted_weights_bytes_max: Some(32 << 30),
             operations: Vec::new(),
+            ..Default::default()
         }))
     }
 
@@ -506,7 +507,10 @@ impl OptimizerService for Service {
         };
         seen.planned.push(request);
         let plan = Some(plan(level));
-        Ok(Response::new(PlanResponse { plan }))
+        Ok(Response::new(PlanResponse {
+            plan,
+            ..Default::default()
+        }))
     }
 
     async fn apply(&self, request: Request<ApplyRequest>) -> Answers<ApplyResponse> {

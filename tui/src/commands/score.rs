@@ -94,7 +94,6 @@ fn request(arguments: Score) -> Result<ScoreRequest, Failure> {
         seed: arguments.seed,
         check_greedy: arguments.greedy,
         think_steps: arguments.think,
-        ..Default::default()
     })
 }
 
