@@ -6,7 +6,10 @@ use clap::{Arg, Args};
 use sluice_checkpoint::{CheckpointError, family::PublishedShape};
 use sluice_engine::runtime::{ModelOutline, machine};
 use sluice_machine::default_budget;
-use sluice_ops::device::{self, GpuUnavailable};
+use sluice_ops::{
+    CommonMemory,
+    device::{self, GpuUnavailable},
+};
 use sluice_plan::Machine;
 use sluice_proto::{model, v1};
 use sluice_report as report;
@@ -162,7 +165,7 @@ impl Planning {
             let common = CommonBudget {
                 budget_bytes,
                 budget_default: budget_bytes,
-                common_bytes: device.common_bytes(),
+                common_bytes: CommonMemory::bytes_on(&device),
                 models_max: models.len(),
             };
             let mut models = common.plan(&models)?;

@@ -6,7 +6,7 @@ use sluice_machine::MemoryKind;
 
 use crate::{
     OpsError,
-    cpu::scratch::Scratch,
+    cpu::scratch::{Scratch, scratch_bytes},
     device::Device,
     ledger::{Ledger, SharedBudget},
 };
@@ -18,6 +18,15 @@ pub struct CommonMemory {
 }
 
 impl CommonMemory {
+    /// Its bytes on a device: each model's plan counts them.
+    #[must_use]
+    pub fn bytes_on(device: &Device) -> u64 {
+        match device.is_gpu() {
+            true => device.context_bytes() + device.workspace_bytes(),
+            false => scratch_bytes(device.threads()),
+        }
+    }
+
     /// Takes it, and counts it in the budget of all models.
     ///
     /// # Errors

@@ -11,7 +11,7 @@ use sluice_formats::DType;
 use sluice_machine::{ComputingGuard, GpuProfile, MemoryStats, Profile, WaitingGuard, Workers};
 
 pub use self::buffer::DeviceBuffer;
-use crate::{OpsError, cpu::scratch::scratch_bytes};
+use crate::OpsError;
 
 /// A device and what is known of it; clones are the same one.
 #[derive(Clone)]
@@ -199,15 +199,6 @@ impl Device {
     /// Bytes of the cuBLAS workspace.
     pub fn workspace_bytes(&self) -> u64 {
         self.profile.gpu.map_or(0, |gpu| gpu.workspace_bytes as u64)
-    }
-
-    /// Bytes that operations on it take once, however many models compute there: each model's plan counts them.
-    #[must_use]
-    pub fn common_bytes(&self) -> u64 {
-        match self.is_gpu() {
-            true => self.context_bytes() + self.workspace_bytes(),
-            false => scratch_bytes(self.threads()),
-        }
     }
 
     /// The state of the memory in which weights and activations live.

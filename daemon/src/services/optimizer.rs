@@ -7,6 +7,7 @@ use sluice_engine::{
     Budget, Engine, EngineError, PlanOptions, PlanSettings, ShareKey, Work,
     optimization::kept_mixes, runtime::ModelOutline,
 };
+use sluice_ops::CommonMemory;
 use sluice_plan::PlanError;
 use sluice_proto::{
     model::{
@@ -418,7 +419,7 @@ impl Daemon {
         let common = CommonBudget {
             budget_bytes,
             budget_default: self.engine.budget_default(),
-            common_bytes: self.engine.device().common_bytes(),
+            common_bytes: CommonMemory::bytes_on(self.engine.device()),
             models_max: self.settings.loaded_models(),
         };
         let models: Vec<_> = models.collect::<Result<_, _>>()?;
