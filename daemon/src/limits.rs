@@ -32,7 +32,7 @@ pub const CALLS_MAX: usize = 2048;
 pub const ADMIN_CALLS: usize = 64;
 /// Of all, one user's, other than the administrator's.
 pub const USER_CALLS_MAX: usize = 1536;
-/// Of all, those of callers from other machines who don't say who they are: checks of health, and reflection.
+/// Of all, those of callers from other machines who don't say who they are: checks of health.
 pub const STRANGERS_CALLS_MAX: usize = 64;
 /// Bytes of a call's headers.
 pub const HEADER_BYTES_MAX: u32 = 16 << 10;

@@ -33,7 +33,7 @@ use sluice_proto::{
     FILE_DESCRIPTOR_SET,
     client::MESSAGE_BYTES_MAX,
     v1::{
-        generation_service_server::GenerationServiceServer,
+        DaemonState, generation_service_server::GenerationServiceServer,
         model_service_server::ModelServiceServer, operation_service_server::OperationServiceServer,
         optimizer_service_server::OptimizerServiceServer,
         telemetry_service_server::TelemetryServiceServer,
@@ -217,6 +217,16 @@ impl Daemon {
         self.changes.tell();
     }
 
+    /// What the daemon is at.
+    pub(crate) fn state(&self) -> DaemonState {
+        match self.models.serving() {
+            _ if self.is_draining() => DaemonState::Draining,
+            _ if self.models.shown().is_some() => DaemonState::Ready,
+            Err(Failure::ModelLoading { .. }) => DaemonState::Loading,
+            _ => DaemonState::NoModel,
+        }
+    }
+
     /// Whether the daemon is shutting down.
     #[must_use]
     pub fn is_draining(&self) -> bool {
@@ -299,6 +309,11 @@ pub async fn serve(
         // For tools that still ask for the reflection service of before 2023.
         .add_service(reflection().build_v1alpha().expect(made_here));
     let routes = routes.routes().prepare();
+    #[cfg(feature = "http")]
+    let door = http::DaemonDoor {
+        daemon: daemon.clone(),
+        calls: calls.clone(),
+    };
     let layers = ServiceBuilder::new()
         .layer(incoming::LocalNames)
         .layer(calls);
@@ -307,6 +322,7 @@ pub async fn serve(
         http_port,
         admission.clone(),
         layers.clone().service(routes.clone()),
+        door,
         closing.clone(),
     );
     // Without the front, the setting is refused.

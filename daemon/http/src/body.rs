@@ -1,9 +1,4 @@
-//! Reading a request's body, within bounds of its own and of all together.
-
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
-};
+//! Reading a request's body, within its bound, and as far as the daemon has memory for its sender.
 
 use http_body::Body;
 use http_body_util::BodyExt;
@@ -12,20 +7,15 @@ use tokio::time::timeout;
 use tonic::codegen::Bytes;
 
 use crate::{
+    door::Admission,
     failure::Failure,
-    limits::{BODIES_BYTES_MAX, BODY_BYTES_MAX, BODY_TIMEOUT, SMALL_BODY_BYTES},
+    limits::{BODY_BYTES_MAX, BODY_TIMEOUT},
 };
 
-/// Bytes of all bodies that are held.
-#[derive(Debug, Default)]
-pub(crate) struct BodyAccount(AtomicUsize);
-
-/// A whole body, which counts as long as it is there.
-#[derive(Debug)]
+/// A whole body, which counts as a message as long as it is there.
 pub(crate) struct HeldBody {
     bytes: Vec<u8>,
-    counted: usize,
-    account: Arc<BodyAccount>,
+    admission: Box<dyn Admission>,
 }
 
 impl HeldBody {
@@ -39,30 +29,17 @@ impl HeldBody {
         if all > BODY_BYTES_MAX {
             return Err(too_large());
         }
-        if all > SMALL_BODY_BYTES {
-            let more = all - self.counted;
-            let count = |held: usize| Some(held + more).filter(|held| *held <= BODIES_BYTES_MAX);
-            let held = &self.account.0;
-            held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count)
-                .map_err(|_| full())?;
-            self.counted = all;
-        }
+        self.admission.hold(all)?;
         self.bytes.extend_from_slice(piece);
         Ok(())
-    }
-}
-
-impl Drop for HeldBody {
-    fn drop(&mut self) {
-        self.account.0.fetch_sub(self.counted, Ordering::Relaxed);
     }
 }
 
 /// The whole body, in time.
 ///
 /// # Errors
-/// When it is too large, too slow, or ends early, or all bodies together are too large.
-pub(crate) async fn read<B>(body: B, account: &Arc<BodyAccount>) -> Result<HeldBody, Failure>
+/// When it is too large, too slow, or ends early, or there is no memory for it.
+pub(crate) async fn read<B>(body: B, admission: Box<dyn Admission>) -> Result<HeldBody, Failure>
 where
     B: Body<Data = Bytes> + Unpin,
 {
@@ -75,19 +52,18 @@ where
         let message = format!("the request's body did not come within {seconds} s");
         Failure::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", message)
     };
-    timeout(BODY_TIMEOUT, gather(body, account))
+    timeout(BODY_TIMEOUT, gather(body, admission))
         .await
         .map_err(late)?
 }
 
-async fn gather<B>(mut body: B, account: &Arc<BodyAccount>) -> Result<HeldBody, Failure>
+async fn gather<B>(mut body: B, admission: Box<dyn Admission>) -> Result<HeldBody, Failure>
 where
     B: Body<Data = Bytes> + Unpin,
 {
     let mut held = HeldBody {
         bytes: Vec::new(),
-        counted: 0,
-        account: account.clone(),
+        admission,
     };
     while let Some(frame) = body.frame().await {
         let cut = |_| {
@@ -108,14 +84,6 @@ fn too_large() -> Failure {
     Failure::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message)
 }
 
-fn full() -> Failure {
-    let message = "other requests' bodies take all the memory that there is for them; try again";
-    Failure {
-        retry_after_s: Some(1),
-        ..Failure::new(StatusCode::TOO_MANY_REQUESTS, "bodies_full", message)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::{
@@ -127,6 +95,7 @@ mod tests {
     use futures_util::{StreamExt, stream};
     use http_body::Frame;
     use http_body_util::{Full, StreamBody};
+    use tonic::Status;
 
     use super::*;
 
@@ -136,39 +105,41 @@ mod tests {
         StreamBody::new(pieces)
     }
 
-    #[tokio::test]
-    async fn a_body_is_bounded_however_its_length_is_told() {
-        let account = Arc::default();
-        let whole = read(pieces(4, 1 << 20), &account).await.unwrap();
-        assert_eq!(whole.bytes().len(), BODY_BYTES_MAX);
-        let told = Full::new(Bytes::from(vec![0; BODY_BYTES_MAX + 1]));
-        for refused in [
-            read(told, &account).await.unwrap_err(),
-            read(pieces(usize::MAX, 1 << 20), &account)
-                .await
-                .unwrap_err(),
-        ] {
-            assert_eq!(refused.status, StatusCode::PAYLOAD_TOO_LARGE);
+    /// Memory for so many bytes.
+    struct Room(usize);
+
+    impl Admission for Room {
+        fn hold(&self, bytes: usize) -> Result<(), Status> {
+            match bytes > self.0 {
+                true => Err(Status::resource_exhausted("full")),
+                false => Ok(()),
+            }
         }
-        assert_eq!(account.0.load(Ordering::Relaxed), BODY_BYTES_MAX);
-        drop(whole);
-        assert_eq!(account.0.load(Ordering::Relaxed), 0);
+    }
+
+    fn room(bytes: usize) -> Box<dyn Admission> {
+        Box::new(Room(bytes))
     }
 
     #[tokio::test]
-    async fn all_bodies_together_are_bounded_and_small_ones_come_through() {
-        let account = Arc::default();
-        let mut held = Vec::new();
-        let refused = loop {
-            match read(pieces(4, 1 << 20), &account).await {
-                Ok(body) => held.push(body),
-                Err(refused) => break refused,
-            }
-        };
-        assert_eq!(held.len(), BODIES_BYTES_MAX / BODY_BYTES_MAX);
+    async fn a_body_is_bounded_however_its_length_is_told() {
+        let whole = read(pieces(4, 1 << 20), room(usize::MAX)).await.unwrap();
+        assert_eq!(whole.bytes().len(), BODY_BYTES_MAX);
+        let told = Full::new(Bytes::from(vec![0; BODY_BYTES_MAX + 1]));
+        for refused in [
+            read(told, room(usize::MAX)).await,
+            read(pieces(usize::MAX, 1 << 20), room(usize::MAX)).await,
+        ] {
+            let status = refused.err().map(|refused| refused.status);
+            assert_eq!(status, Some(StatusCode::PAYLOAD_TOO_LARGE));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_body_takes_no_memory_that_is_not_there() {
+        let refused = read(pieces(4, 1 << 20), room(3 << 20)).await.err().unwrap();
         assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS);
-        assert!(refused.retry_after_s.is_some());
-        assert!(read(pieces(1, SMALL_BODY_BYTES), &account).await.is_ok());
+        assert!(read(pieces(3, 1 << 20), room(3 << 20)).await.is_ok());
     }
 
     /// A body that never comes.
@@ -188,7 +159,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_body_that_does_not_come_is_not_waited_for() {
-        let refused = read(Silent, &Arc::default()).await.unwrap_err();
+        let refused = read(Silent, room(0)).await.err().unwrap();
         assert_eq!(refused.status, StatusCode::REQUEST_TIMEOUT);
     }
 }

@@ -64,10 +64,10 @@ fn every_limit_is_written_down_with_its_value() {
     let kib = |bytes: usize| format!("{} KiB", bytes >> 10);
     let rows = [
         ("BODY_BYTES_MAX", mib(BODY_BYTES_MAX)),
-        ("BODIES_BYTES_MAX", mib(BODIES_BYTES_MAX)),
-        ("SMALL_BODY_BYTES", kib(SMALL_BODY_BYTES)),
         ("BUFFER_BYTES_MAX", kib(BUFFER_BYTES_MAX)),
         ("HEADERS_MAX", HEADERS_MAX.to_string()),
+        ("TEXTS_MAX", TEXTS_MAX.to_string()),
+        ("TOKEN_IDS_MAX", TOKEN_IDS_MAX.to_string()),
         ("CHOICES_MAX", CHOICES_MAX.to_string()),
         ("HEADER_TIMEOUT", format!("{} s", HEADER_TIMEOUT.as_secs())),
         ("BODY_TIMEOUT", format!("{} s", BODY_TIMEOUT.as_secs())),

@@ -11,7 +11,12 @@ use sluice_shared::{
     prior::PriorSampling,
 };
 
-use crate::{fields::fields, terms::CallTerms, values::Word};
+use crate::{
+    fields::fields,
+    limits::TEXTS_MAX,
+    terms::CallTerms,
+    values::{Few, Word},
+};
 
 fields! {
     /// The key `sluice` of a request.
@@ -21,7 +26,7 @@ fields! {
         honoured steps: u32 = "masked diffusion: passes of the reference schedule",
         honoured guidance: f64 = "masked diffusion: weight of classifier-free guidance",
         honoured remasking: Word<Remasking> = "masked diffusion: `low_confidence`, `random`, `margin`, `entropy`",
-        honoured pins: Vec<Pin> = "masked diffusion: texts fixed from the start, a list of `{\"position\": N, \"text\": T}`",
+        honoured pins: Few<Pin, TEXTS_MAX> = "masked diffusion: texts fixed from the start, a list of `{\"position\": N, \"text\": T}`",
         honoured kv_cache: Word<KvCacheReuse> = "masked diffusion: KV cache reuse, such as `dual:refresh=4`",
         honoured suffix_window: u32 = "masked diffusion: masks after the open block that a pass computes",
         honoured canvas_growth: Word<CanvasGrowth> = "masked diffusion: `fixed`, `append`, `insert`",
@@ -127,10 +132,14 @@ impl Extension {
     }
 
     fn diffusion(&self) -> v1::DiffusionOptions {
-        let pins = self.pins.iter().flatten().map(|pin| v1::CanvasPin {
-            position: pin.position.unwrap_or_default(),
-            content: (pin.text.clone()).map(v1::canvas_pin::Content::Text),
-        });
+        let pins = self
+            .pins
+            .iter()
+            .flat_map(|pins| &pins.0)
+            .map(|pin| v1::CanvasPin {
+                position: pin.position.unwrap_or_default(),
+                content: (pin.text.clone()).map(v1::canvas_pin::Content::Text),
+            });
         let mut options = v1::DiffusionOptions {
             steps: self.steps,
             guidance: self.guidance,

@@ -22,7 +22,7 @@ use tonic::{
 };
 use tower::service_fn;
 
-use crate::{HttpFront, HttpOptions};
+use crate::{HttpFront, HttpOptions, door::OpenDoor};
 
 /// How many, unless the variable says otherwise.
 const INPUTS_DEFAULT: u64 = 4000;
@@ -131,7 +131,7 @@ async fn mutated_requests_are_answered_or_refused() {
         let refused: Response<Body> = Status::unimplemented("nobody is here").into_http();
         std::future::ready(Ok::<_, Infallible>(refused))
     });
-    let front = HttpFront::new(services, HttpOptions::default());
+    let front = HttpFront::new(services, Arc::new(OpenDoor), HttpOptions::default());
     let count = std::env::var(INPUTS).map_or(INPUTS_DEFAULT, |count| count.parse().unwrap());
     let mut statuses = [0_u64; 6];
     for number in 0..count {

@@ -9,6 +9,7 @@
 mod body;
 #[cfg(test)]
 mod documented;
+mod door;
 mod extension;
 mod failure;
 mod fields;
@@ -36,4 +37,8 @@ mod terms;
 mod tools;
 mod values;
 
-pub use self::{routes::HttpOptions, server::HttpFront};
+pub use self::{
+    door::{Admission, Door, Health},
+    routes::HttpOptions,
+    server::HttpFront,
+};

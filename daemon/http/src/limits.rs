@@ -4,14 +4,14 @@ use std::time::Duration;
 
 /// Bytes of a request's body: as much as a message of gRPC may have.
 pub const BODY_BYTES_MAX: usize = 4 << 20;
-/// Bytes of bodies on their way in or being read, of all connections together. Bodies below [`SMALL_BODY_BYTES`] are not counted.
-pub const BODIES_BYTES_MAX: usize = 64 << 20;
-/// Bytes of a body that are received without being counted.
-pub const SMALL_BODY_BYTES: usize = 8 << 10;
 /// Bytes of a request's line and headers, and of what is written ahead of a client that reads.
 pub const BUFFER_BYTES_MAX: usize = 16 << 10;
 /// Headers of a request.
 pub const HEADERS_MAX: usize = 64;
+/// Texts of a list of them, such as `stop`, and parts of a message.
+pub const TEXTS_MAX: usize = 1024;
+/// Token ids of a prompt.
+pub const TOKEN_IDS_MAX: usize = 1 << 20;
 /// Answers of one request: `n`, times its prompts.
 pub const CHOICES_MAX: usize = 16;
 

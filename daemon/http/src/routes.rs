@@ -13,7 +13,8 @@ use sluice_shared::origin::Origin;
 use tonic::codegen::Bytes;
 
 use crate::{
-    body::{self, BodyAccount},
+    body,
+    door::Door,
     failure::Failure,
     health, metrics, ollama, openai, origins,
     services::{GrpcServices, Services},
@@ -23,62 +24,74 @@ use crate::{
 /// What a path stands for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Place {
+    /// What is read, by GET.
+    Page(Page),
+    /// What is asked for, by POST.
+    Question(Question),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Page {
     Root,
     Health,
     Live,
     Metrics,
-    Chat,
-    Completions,
     Models,
     Model(String),
-    OllamaChat,
-    OllamaGenerate,
     OllamaTags,
     OllamaPs,
-    OllamaShow,
     OllamaVersion,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Question {
+    Chat,
+    Completions,
+    OllamaChat,
+    OllamaGenerate,
+    OllamaShow,
 }
 
 impl Place {
     fn of(path: &str) -> Option<Self> {
         Some(match path {
-            "/" => Self::Root,
-            "/health" => Self::Health,
-            "/health/live" => Self::Live,
-            "/metrics" => Self::Metrics,
-            "/v1/chat/completions" => Self::Chat,
-            "/v1/completions" => Self::Completions,
-            "/v1/models" => Self::Models,
-            "/api/chat" => Self::OllamaChat,
-            "/api/generate" => Self::OllamaGenerate,
-            "/api/tags" => Self::OllamaTags,
-            "/api/ps" => Self::OllamaPs,
-            "/api/show" => Self::OllamaShow,
-            "/api/version" => Self::OllamaVersion,
+            "/" => Self::Page(Page::Root),
+            "/health" => Self::Page(Page::Health),
+            "/health/live" => Self::Page(Page::Live),
+            "/metrics" => Self::Page(Page::Metrics),
+            "/v1/chat/completions" => Self::Question(Question::Chat),
+            "/v1/completions" => Self::Question(Question::Completions),
+            "/v1/models" => Self::Page(Page::Models),
+            "/api/chat" => Self::Question(Question::OllamaChat),
+            "/api/generate" => Self::Question(Question::OllamaGenerate),
+            "/api/tags" => Self::Page(Page::OllamaTags),
+            "/api/ps" => Self::Page(Page::OllamaPs),
+            "/api/show" => Self::Question(Question::OllamaShow),
+            "/api/version" => Self::Page(Page::OllamaVersion),
             path => {
                 // Names of models have slashes, which some clients encode.
                 let name = percent_decode_str(path.strip_prefix("/v1/models/")?);
-                Self::Model(name.decode_utf8().ok()?.into_owned())
+                Self::Page(Page::Model(name.decode_utf8().ok()?.into_owned()))
             }
         })
     }
 
     fn method(&self) -> Method {
         match self {
-            Self::Chat
-            | Self::Completions
-            | Self::OllamaChat
-            | Self::OllamaGenerate
-            | Self::OllamaShow => Method::POST,
-            Self::Root
-            | Self::Health
-            | Self::Live
-            | Self::Metrics
-            | Self::Models
-            | Self::Model(_)
-            | Self::OllamaTags
-            | Self::OllamaPs
-            | Self::OllamaVersion => Method::GET,
+            Self::Page(_) => Method::GET,
+            Self::Question(_) => Method::POST,
+        }
+    }
+}
+
+impl Question {
+    /// The call whose message the request's body becomes.
+    fn call(self) -> &'static str {
+        match self {
+            Self::Chat | Self::Completions | Self::OllamaChat | Self::OllamaGenerate => {
+                "/sluice.v1.GenerationService/Generate"
+            }
+            Self::OllamaShow => "/sluice.v1.ModelService/ListModels",
         }
     }
 }
@@ -137,15 +150,15 @@ pub struct HttpOptions {
 pub(crate) struct Routes {
     services: GrpcServices,
     options: Arc<HttpOptions>,
-    bodies: Arc<BodyAccount>,
+    door: Arc<dyn Door>,
 }
 
 impl Routes {
-    pub(crate) fn new(services: GrpcServices, options: HttpOptions) -> Self {
+    pub(crate) fn new(services: GrpcServices, door: Arc<dyn Door>, options: HttpOptions) -> Self {
         Self {
             services,
             options: Arc::new(options),
-            bodies: Arc::default(),
+            door,
         }
     }
 
@@ -200,23 +213,35 @@ impl Routes {
         }
         let has_tokens = self.options.has_tokens;
         let services = Services::new(&self.services, connection, request.headers(), has_tokens);
-        let body = body::read(request.into_body(), &self.bodies).await?;
         match place {
+            Place::Page(page) => self.page(page, &services).await,
+            Place::Question(question) => {
+                // Before any of its body is read.
+                let admission = self.door.admit(&services.head(question.call()))?;
+                let body = body::read(request.into_body(), admission).await?;
+                match question {
+                    Question::Chat => openai::chat::answer(&services, body).await,
+                    Question::Completions => openai::completions::answer(&services, body).await,
+                    Question::OllamaChat => ollama::chat::answer(&services, body).await,
+                    Question::OllamaGenerate => ollama::generate::answer(&services, body).await,
+                    Question::OllamaShow => ollama::models::show(&services, body).await,
+                }
+            }
+        }
+    }
+
+    async fn page(&self, page: Page, services: &Services) -> Result<Answer, Failure> {
+        match page {
             // Ollama's clients look here whether anybody is there.
-            Place::Root => Ok(streaming::text("text/plain", "sluiced is running\n")),
-            Place::Health => health::ready(&services).await,
-            Place::Live => health::live(&services).await,
-            Place::Metrics => metrics::answer(&services).await,
-            Place::Chat => openai::chat::answer(&services, body).await,
-            Place::Completions => openai::completions::answer(&services, body).await,
-            Place::Models => openai::models::list(&services).await,
-            Place::Model(name) => openai::models::find(&services, &name).await,
-            Place::OllamaChat => ollama::chat::answer(&services, body).await,
-            Place::OllamaGenerate => ollama::generate::answer(&services, body).await,
-            Place::OllamaTags => ollama::models::tags(&services).await,
-            Place::OllamaPs => ollama::models::ps(&services).await,
-            Place::OllamaShow => ollama::models::show(&services, body).await,
-            Place::OllamaVersion => ollama::models::version(&services).await,
+            Page::Root => Ok(streaming::text("text/plain", "sluiced is running\n")),
+            Page::Health => Ok(health::ready(self.door.health())),
+            Page::Live => Ok(health::live(self.door.health())),
+            Page::Metrics => metrics::answer(services).await,
+            Page::Models => openai::models::list(services).await,
+            Page::Model(name) => openai::models::find(services, &name).await,
+            Page::OllamaTags => ollama::models::tags(services).await,
+            Page::OllamaPs => ollama::models::ps(services).await,
+            Page::OllamaVersion => ollama::models::version(services).await,
         }
     }
 }

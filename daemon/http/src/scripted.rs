@@ -1,6 +1,6 @@
 //! The front before a daemon that plays a script: what it asks for, and what becomes of events that no small model makes.
 
-use std::convert::Infallible;
+use std::{convert::Infallible, sync::Arc};
 
 use fake_daemon::{FakeDaemon, ScriptStep};
 use hyper::http::Extensions;
@@ -17,7 +17,7 @@ use tonic::{
 };
 use tower::{Service, service_fn};
 
-use crate::{HttpFront, HttpOptions};
+use crate::{HttpFront, HttpOptions, door::OpenDoor};
 
 /// A daemon, and HTTP in front of it.
 struct Scripted {
@@ -41,7 +41,7 @@ impl Scripted {
         });
         Self {
             daemon,
-            front: HttpFront::new(services, HttpOptions::default()),
+            front: HttpFront::new(services, Arc::new(OpenDoor), HttpOptions::default()),
         }
     }
 

@@ -1,6 +1,6 @@
 //! Connections of HTTP/1.1.
 
-use std::convert::Infallible;
+use std::{convert::Infallible, sync::Arc};
 
 use hyper::{
     Request,
@@ -19,6 +19,7 @@ use tonic::{
 use tower::{Service, util::BoxCloneSyncService};
 
 use crate::{
+    door::Door,
     limits::{BUFFER_BYTES_MAX, HEADERS_MAX},
     patience::{PatientStream, Usage},
     routes::{HttpOptions, Routes},
@@ -30,8 +31,8 @@ use crate::{
 pub struct HttpFront(Routes);
 
 impl HttpFront {
-    /// A front of these services, which are behind what counts calls and checks who makes them.
-    pub fn new<S>(services: S, options: HttpOptions) -> Self
+    /// A front of these services, which are behind what counts calls and checks who makes them, as `door` does.
+    pub fn new<S>(services: S, door: Arc<dyn Door>, options: HttpOptions) -> Self
     where
         S: Service<GrpcRequest<Body>, Response = Response<Body>, Error = Infallible>
             + Clone
@@ -40,7 +41,8 @@ impl HttpFront {
             + 'static,
         S::Future: Send + 'static,
     {
-        Self(Routes::new(BoxCloneSyncService::new(services), options))
+        let services = BoxCloneSyncService::new(services);
+        Self(Routes::new(services, door, options))
     }
 
     /// Serves a connection to its end. `extensions` go with each call that is made for it. Once `closing` is done, the request

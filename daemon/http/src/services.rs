@@ -6,7 +6,7 @@ use std::{
 };
 
 use hyper::{
-    HeaderMap,
+    HeaderMap, Uri,
     header::{AUTHORIZATION, HOST, HeaderValue},
     http::Extensions,
 };
@@ -21,7 +21,6 @@ use tonic::{
     body::Body,
     codegen::http::{Request, Response},
 };
-use tonic_health::pb::health_client::HealthClient;
 use tower::{Service, util::BoxCloneSyncService};
 
 /// All services behind what counts calls and checks who makes them.
@@ -54,13 +53,22 @@ impl Services {
         }
     }
 
-    /// The same under the loopback interface's own name, and for nobody.
-    pub(crate) fn local(&self) -> Self {
-        Self {
-            host: Some(HeaderValue::from_static("localhost")),
-            token: None,
-            ..self.clone()
+    /// The head of a call to this path, for who asks whether it may be made.
+    pub(crate) fn head(&self, path: &'static str) -> Request<()> {
+        let mut head = Request::new(());
+        *head.uri_mut() = Uri::from_static(path);
+        self.sign(&mut head);
+        head
+    }
+
+    /// Says who makes a call.
+    fn sign<B>(&self, call: &mut Request<B>) {
+        for (name, value) in [(HOST, &self.host), (AUTHORIZATION, &self.token)] {
+            if let Some(value) = value {
+                call.headers_mut().insert(name, value.clone());
+            }
         }
+        call.extensions_mut().extend(self.connection.clone());
     }
 
     pub(crate) fn generation(&self) -> GenerationServiceClient<Self> {
@@ -74,10 +82,6 @@ impl Services {
     pub(crate) fn telemetry(&self) -> TelemetryServiceClient<Self> {
         TelemetryServiceClient::new(self.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX)
     }
-
-    pub(crate) fn health(&self) -> HealthClient<Self> {
-        HealthClient::new(self.clone())
-    }
 }
 
 impl Service<Request<Body>> for Services {
@@ -90,12 +94,7 @@ impl Service<Request<Body>> for Services {
     }
 
     fn call(&mut self, mut call: Request<Body>) -> Self::Future {
-        for (name, value) in [(HOST, &self.host), (AUTHORIZATION, &self.token)] {
-            if let Some(value) = value {
-                call.headers_mut().insert(name, value.clone());
-            }
-        }
-        call.extensions_mut().extend(self.connection.clone());
+        self.sign(&mut call);
         self.inner.call(call)
     }
 }

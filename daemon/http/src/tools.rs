@@ -6,9 +6,9 @@
 
 use serde::{Deserialize, Deserializer, de::Error};
 use serde_json::value::RawValue;
-use sluice_proto::v1;
+use sluice_proto::{model::TOOLS_MAX, v1};
 
-use crate::{failure::Failure, fields::fields};
+use crate::{failure::Failure, fields::fields, values::Few};
 
 /// The functions of a request.
 #[derive(Debug, Clone)]
@@ -39,8 +39,10 @@ fields! {
 impl<'de> Deserialize<'de> for Tools {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let json = Box::<RawValue>::deserialize(from)?;
-        let tools: Vec<Tool> = serde_json::from_str(json.get()).map_err(D::Error::custom)?;
+        let tools: Few<Tool, TOOLS_MAX> =
+            serde_json::from_str(json.get()).map_err(D::Error::custom)?;
         let names = tools
+            .0
             .into_iter()
             .map(|tool| match (tool.type_.as_deref(), tool.function) {
                 (Some("function") | None, Some(Function { name: Some(name) })) => Ok(name),

@@ -1,11 +1,13 @@
 //! Values of fields that have more than one form.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, marker::PhantomData, str::FromStr};
 
 use serde::{
     Deserialize, Deserializer,
     de::{Error, SeqAccess, Visitor, value::SeqAccessDeserializer},
 };
+
+use crate::limits::{TEXTS_MAX, TOKEN_IDS_MAX};
 
 /// A text that a command line would take, too.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -18,13 +20,52 @@ impl<'de, T: FromStr<Err: fmt::Display>> Deserialize<'de> for Word<T> {
     }
 }
 
+/// A list of so many, at most. One that is longer is refused before it has taken much more memory than its JSON.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Few<T, const MAX: usize>(pub(crate) Vec<T>);
+
+// Derived, it would ask the same of `T`.
+impl<T, const MAX: usize> Default for Few<T, MAX> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for Few<T, MAX> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Reader<T, const MAX: usize>(PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de> for Reader<T, MAX> {
+            type Value = Few<T, MAX>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+                let mut few = Vec::new();
+                while let Some(next) = list.next_element()? {
+                    if few.len() == MAX {
+                        let problem = format!("a list has more than {MAX} elements");
+                        return Err(A::Error::custom(problem));
+                    }
+                    few.push(next);
+                }
+                Ok(Few(few))
+            }
+        }
+
+        from.deserialize_seq(Reader(PhantomData))
+    }
+}
+
 /// A text, or a list of some.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Texts(pub(crate) Vec<String>);
 
 impl<'de> Deserialize<'de> for Texts {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let read = TextOrList::deserialize(from)?;
+        let read = TextOrList::<_, TEXTS_MAX>::deserialize(from)?;
         Ok(Self(match read {
             TextOrList::Text(text) => vec![text],
             TextOrList::List(texts) => texts,
@@ -32,19 +73,19 @@ impl<'de> Deserialize<'de> for Texts {
     }
 }
 
-/// A text, or a list of something.
+/// A text, or a list of something, of so many at most.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum TextOrList<T> {
+pub(crate) enum TextOrList<T, const MAX: usize> {
     Text(String),
     List(Vec<T>),
 }
 
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for TextOrList<T> {
+impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for TextOrList<T, MAX> {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct Reader<T>(std::marker::PhantomData<T>);
+        struct Reader<T, const MAX: usize>(PhantomData<T>);
 
-        impl<'de, T: Deserialize<'de>> Visitor<'de> for Reader<T> {
-            type Value = TextOrList<T>;
+        impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de> for Reader<T, MAX> {
+            type Value = TextOrList<T, MAX>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a text or a list")
@@ -59,11 +100,12 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for TextOrList<T> {
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Self::Value, A::Error> {
-                Vec::deserialize(SeqAccessDeserializer::new(list)).map(TextOrList::List)
+                let list = Few::<T, MAX>::deserialize(SeqAccessDeserializer::new(list))?;
+                Ok(TextOrList::List(list.0))
             }
         }
 
-        from.deserialize_any(Reader(std::marker::PhantomData))
+        from.deserialize_any(Reader(PhantomData))
     }
 }
 
@@ -80,7 +122,7 @@ pub(crate) struct Prompts(pub(crate) Vec<Prompt>);
 
 impl<'de> Deserialize<'de> for Prompts {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        match TextOrList::<PromptPart>::deserialize(from)? {
+        match TextOrList::<PromptPart, TOKEN_IDS_MAX>::deserialize(from)? {
             TextOrList::Text(text) => Ok(Self(vec![Prompt::Text(text)])),
             TextOrList::List(parts) => prompts(parts).map(Self).map_err(D::Error::custom),
         }
@@ -115,8 +157,9 @@ impl<'de> Deserialize<'de> for PromptPart {
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<PromptPart, A::Error> {
-                let ids = Vec::deserialize(SeqAccessDeserializer::new(list))?;
-                Ok(PromptPart::Prompt(Prompt::Ids(ids)))
+                let list = SeqAccessDeserializer::new(list);
+                let ids = Few::<u32, TOKEN_IDS_MAX>::deserialize(list)?;
+                Ok(PromptPart::Prompt(Prompt::Ids(ids.0)))
             }
         }
 
@@ -144,6 +187,19 @@ fn prompts(parts: Vec<PromptPart>) -> Result<Vec<Prompt>, &'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_list_has_an_end() {
+        let read = |json: &str| serde_json::from_str::<Few<u8, 2>>(json);
+        assert_eq!(read("[1, 2]").unwrap().0, [1, 2]);
+        let refused = read("[1, 2, 3]").unwrap_err();
+        assert!(
+            refused.to_string().contains("more than 2 elements"),
+            "{refused}"
+        );
+        let texts = format!("[{}\"a\"]", "\"a\",".repeat(TEXTS_MAX));
+        assert!(serde_json::from_str::<Texts>(&texts).is_err());
+    }
 
     #[test]
     fn prompts_come_in_four_forms() {

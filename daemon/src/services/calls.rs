@@ -26,12 +26,7 @@ use super::{
     messages::{HeldMessage, MessageAccount, Share},
     permissions, protocol,
 };
-use crate::{
-    access::AccessRules,
-    caller::Caller,
-    failure::Failure,
-    limits::{MESSAGE_TIMEOUT, SMALL_MESSAGE_BYTES},
-};
+use crate::{access::AccessRules, caller::Caller, failure::Failure, limits::MESSAGE_TIMEOUT};
 
 /// Gives each call its [`crate::caller::Caller`], and bounds it.
 #[derive(Debug, Clone)]
@@ -93,7 +88,7 @@ where
                 return Box::pin(std::future::ready(Ok(refused)));
             }
         };
-        let share = Arc::new(Share::new(self.calls.account.clone(), caller));
+        let share = Arc::new(self.calls.share(caller));
         let counting = Counting::of(request.uri().path());
         let mut request = request.map(|body| {
             Body::new(Messages {
@@ -136,16 +131,21 @@ where
 }
 
 /// A call that may be made.
-struct Admitted {
-    caller: Caller,
-    place: CallPlace,
+pub(super) struct Admitted {
+    pub(super) caller: Caller,
+    pub(super) place: CallPlace,
     /// Cancelled when the token that it came with is revoked.
     revoked: Option<CancellationToken>,
 }
 
 impl Calls {
+    /// What a message of this caller's will hold of the memory for messages.
+    pub(super) fn share(&self, caller: Caller) -> Share {
+        Share::new(self.account.clone(), caller)
+    }
+
     /// Who makes the call, and a place for it.
-    fn admit(&self, request: &Request<Body>) -> Result<Admitted, Failure> {
+    pub(super) fn admit<B>(&self, request: &Request<B>) -> Result<Admitted, Failure> {
         // Each connection of the daemon's has one.
         let peer: Option<&Arc<Peer>> = request.extensions().get();
         let peer = peer.ok_or(Failure::TooManyCalls)?;
@@ -312,11 +312,7 @@ impl HttpBody for Messages {
             self.timeout = None;
         }
         let counted = self.progress.counted(self.counting);
-        let held = match counted > SMALL_MESSAGE_BYTES {
-            true => counted,
-            false => 0,
-        };
-        if let Err(full) = self.share.hold(held) {
+        if let Err(full) = self.share.came(counted) {
             return Poll::Ready(Some(Err(full.into())));
         }
         Poll::Ready(frame)

@@ -2,6 +2,7 @@
 
 use std::{
     convert::Infallible,
+    fmt,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -9,7 +10,8 @@ use std::{
 
 use futures_util::StreamExt;
 use http_body::{Body as HttpBody, Frame};
-use sluice_http::{HttpFront, HttpOptions};
+use sluice_http::{Admission as BodyAdmission, Door, Health, HttpFront, HttpOptions};
+use sluice_proto::v1::DaemonState;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tonic::{
@@ -23,8 +25,10 @@ use tonic::{
 use tower::Service;
 
 use super::{
-    HttpPort,
-    incoming::{Admission, Peer, http_connections},
+    Daemon, HttpPort,
+    calls::{Admitted, Calls},
+    incoming::{Admission, CallPlace, Peer, http_connections},
+    messages::Share,
 };
 
 /// Serves until `closing` is cancelled and the last connection has ended. `services` are those that gRPC has.
@@ -32,6 +36,7 @@ pub(super) async fn serve<S>(
     port: Option<HttpPort>,
     admission: Admission,
     services: S,
+    door: DaemonDoor,
     closing: CancellationToken,
 ) where
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>
@@ -53,7 +58,7 @@ pub(super) async fn serve<S>(
         origins,
         has_tokens,
     };
-    let front = HttpFront::new(Taking(services), options);
+    let front = HttpFront::new(Taking(services), Arc::new(door), options);
     let mut connections = std::pin::pin!(http_connections(port, admission));
     let mut served = JoinSet::new();
     loop {
@@ -70,6 +75,53 @@ pub(super) async fn serve<S>(
         }
     }
     while served.join_next().await.is_some() {}
+}
+
+/// What HTTP asks of the daemon outside of calls.
+pub(super) struct DaemonDoor {
+    pub(super) daemon: Arc<Daemon>,
+    pub(super) calls: Calls,
+}
+
+impl fmt::Debug for DaemonDoor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("DaemonDoor")
+    }
+}
+
+impl Door for DaemonDoor {
+    fn admit(&self, call: &Request<()>) -> Result<Box<dyn BodyAdmission>, Status> {
+        let Admitted { caller, place, .. } = self.calls.admit(call)?;
+        let share = self.calls.share(caller);
+        Ok(Box::new(ComingBody {
+            share,
+            _place: place,
+        }))
+    }
+
+    fn health(&self) -> Health {
+        match self.daemon.state() {
+            DaemonState::Draining => Health::Draining,
+            _ if self.daemon.stall.get().is_some() => Health::Stuck,
+            DaemonState::Ready => Health::Ready,
+            // It wakes for a request.
+            _ if self.daemon.models.is_asleep() => Health::Ready,
+            DaemonState::Loading => Health::Loading,
+            DaemonState::NoModel | DaemonState::Unspecified => Health::NoModel,
+        }
+    }
+}
+
+/// A body on its way in or being read: it has the place of a call, and counts as its message.
+struct ComingBody {
+    share: Share,
+    _place: CallPlace,
+}
+
+impl BodyAdmission for ComingBody {
+    fn hold(&self, bytes: usize) -> Result<(), Status> {
+        Ok(self.share.came(bytes)?)
+    }
 }
 
 /// Services whose answers are taken as soon as they are there: what is written for a client is the front's, which bounds it.

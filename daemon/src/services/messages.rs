@@ -9,8 +9,8 @@ use crate::{
     caller::{Caller, User},
     failure::Failure,
     limits::{
-        ADMIN_MESSAGES_BYTES, MESSAGES_BYTES_MAX, USER_MESSAGES_BYTES_MAX, USER_WAITING_BYTES_MAX,
-        WAITING_BYTES_MAX,
+        ADMIN_MESSAGES_BYTES, MESSAGES_BYTES_MAX, SMALL_MESSAGE_BYTES, USER_MESSAGES_BYTES_MAX,
+        USER_WAITING_BYTES_MAX, WAITING_BYTES_MAX,
     },
     role::Role,
 };
@@ -129,8 +129,16 @@ impl Share {
         }
     }
 
+    /// So many bytes have come: holds them, unless they are few.
+    pub(super) fn came(&self, bytes: usize) -> Result<(), Failure> {
+        self.hold(match bytes > SMALL_MESSAGE_BYTES {
+            true => bytes,
+            false => 0,
+        })
+    }
+
     /// Holds so many bytes from now on: takes what is missing, or gives back what is too much.
-    pub(super) fn hold(&self, bytes: usize) -> Result<(), Failure> {
+    fn hold(&self, bytes: usize) -> Result<(), Failure> {
         if self.held().bytes == bytes {
             return Ok(());
         }

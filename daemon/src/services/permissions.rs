@@ -7,7 +7,11 @@ use crate::{
     role::Role,
 };
 
-/// Every call of the schema, and the least role that may make it. Health and reflection are for all who can connect.
+/// What also those may call who come from elsewhere and don't say who they are: balancers and probes ask. A stream would keep its
+/// place for as long as they like.
+const OPEN: &str = "/grpc.health.v1.Health/Check";
+
+/// Every call of the schema, and the least role that may make it. Health and reflection are for all whom something tells of.
 const NEEDED: [(&str, &str, Role); 28] = [
     ("GenerationService", "Generate", Role::Generate),
     ("GenerationService", "GenerateWithState", Role::Generate),
@@ -44,10 +48,11 @@ const NEEDED: [(&str, &str, Role); 28] = [
     ("TelemetryService", "Examine", Role::Observe),
 ];
 
-/// Refuses a call that the caller's role does not reach, and any of whoever comes from elsewhere and doesn't say who. `path` is that of HTTP, such as `/sluice.v1.ModelService/ListModels`.
+/// Refuses a call that the caller's role does not reach, and of whoever comes from elsewhere and doesn't say who all but
+/// [`OPEN`]. `path` is that of HTTP, such as `/sluice.v1.ModelService/ListModels`.
 pub(super) fn check(caller: Caller, path: &str) -> Result<(), Failure> {
     match needed(path) {
-        Some(_) if caller.user == User::Elsewhere => Err(Failure::NobodyKnown),
+        _ if caller.user == User::Elsewhere && path != OPEN => Err(Failure::NobodyKnown),
         Some((call, needed)) if !caller.may(needed) => Err(Failure::NotAllowed {
             call,
             needed,
@@ -111,6 +116,8 @@ mod tests {
         };
         let refused = check(stranger, "/sluice.v1.ModelService/ListModels").unwrap_err();
         assert!(matches!(refused, Failure::NobodyKnown));
-        check(stranger, "/grpc.health.v1.Health/Check").unwrap();
+        let watch = check(stranger, "/grpc.health.v1.Health/Watch");
+        assert!(matches!(watch, Err(Failure::NobodyKnown)));
+        check(stranger, OPEN).unwrap();
     }
 }

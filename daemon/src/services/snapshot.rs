@@ -7,21 +7,13 @@ use sluice_ops::{device::LiveStats, ledger};
 use sluice_proto::{PROTOCOL, v1};
 
 use super::Daemon;
-use crate::{
-    failure::Failure, models::ServingModel, operations::command::without_layers, translate,
-};
+use crate::{models::ServingModel, operations::command::without_layers, translate};
 
 /// A snapshot of the daemon now. Live figures of the GPU may be a second old.
 pub(super) async fn snapshot(daemon: &Daemon) -> v1::Snapshot {
     let live = match daemon.engine.device().gpu() {
         Some(gpu) => daemon.gpu_figures.of(gpu).await,
         None => None,
-    };
-    let state = match daemon.models.serving() {
-        _ if daemon.is_draining() => v1::DaemonState::Draining,
-        _ if daemon.models.shown().is_some() => v1::DaemonState::Ready,
-        Err(Failure::ModelLoading { .. }) => v1::DaemonState::Loading,
-        _ => v1::DaemonState::NoModel,
     };
     // Read once: figures of one picture agree, whatever the engines do meanwhile.
     let memory = daemon.engine.memory_of_all();
@@ -36,7 +28,7 @@ pub(super) async fn snapshot(daemon: &Daemon) -> v1::Snapshot {
             protocol_version: PROTOCOL,
             process_id: process::id(),
             uptime_ms: daemon.started.elapsed().as_millis() as u64,
-            state: state.into(),
+            state: daemon.state().into(),
             socket_path: daemon.socket.to_string_lossy().into_owned(),
             stall: daemon.stall.get().map(|stall| stall.to_string()),
             file_problems: daemon.file_problems(),

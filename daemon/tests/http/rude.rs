@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use sluice_daemon::limits::CONNECTIONS_MAX;
-use sluice_http::limits::{BODIES_BYTES_MAX, BODY_BYTES_MAX, HEADER_TIMEOUT, HEADERS_MAX};
+use sluice_daemon::limits::{CONNECTIONS_MAX, USER_MESSAGES_BYTES_MAX};
+use sluice_http::limits::{BODY_BYTES_MAX, HEADER_TIMEOUT, HEADERS_MAX};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -126,10 +126,44 @@ async fn headers_are_bounded_and_come_in_time() {
 }
 
 #[tokio::test]
+async fn who_may_not_ask_is_told_so_before_anything_is_read() {
+    let http = HttpDaemon::start(&["--roles", ""]).await;
+    let head = format!(
+        "POST /v1/chat/completions HTTP/1.1\r\n{HOST}Content-Length: {BODY_BYTES_MAX}\r\n\r\n"
+    );
+    let mut stream = http.connect().await;
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut answer = [0; 12];
+    within("an answer before the body", stream.read_exact(&mut answer))
+        .await
+        .unwrap();
+    assert_eq!(&answer, b"HTTP/1.1 403");
+    // What a page is asked with is nothing to wait for.
+    let head =
+        format!("GET /health/live HTTP/1.1\r\n{HOST}Content-Length: {BODY_BYTES_MAX}\r\n\r\n");
+    let mut stream = http.connect().await;
+    stream.write_all(head.as_bytes()).await.unwrap();
+    within("health before the body", stream.read_exact(&mut answer))
+        .await
+        .unwrap();
+    assert_eq!(&answer, b"HTTP/1.1 200");
+}
+
+#[tokio::test]
+async fn lists_without_end_are_refused() {
+    let http = HttpDaemon::embedded().await;
+    let body = format!("{{\"messages\":[{}{{}}]}}", "{},".repeat(1 << 20));
+    let refused = http.send("POST /v1/chat/completions", &[], &body).await;
+    assert_eq!(refused.status, 400, "{}", refused.body);
+    assert!(refused.body.contains("more than 4096 elements"));
+    assert!(is_served(&http).await);
+}
+
+#[tokio::test]
 async fn bodies_on_their_way_are_bounded_together() {
     many_descriptors();
     let http = HttpDaemon::embedded().await;
-    let most = BODIES_BYTES_MAX / BODY_BYTES_MAX;
+    let most = USER_MESSAGES_BYTES_MAX / BODY_BYTES_MAX;
     let mut waiting = Vec::new();
     let head =
         format!("POST /v1/completions HTTP/1.1\r\n{HOST}Content-Length: {BODY_BYTES_MAX}\r\n\r\n");

@@ -1,7 +1,10 @@
 //! `POST /api/chat`.
 
 use serde_json::value::RawValue;
-use sluice_proto::v1::{self, generate_request::Input};
+use sluice_proto::{
+    model::{MESSAGES_MAX, TOOLS_MAX},
+    v1::{self, generate_request::Input},
+};
 
 use super::{
     answer::{self, Job, Shape},
@@ -17,13 +20,14 @@ use crate::{
     services::Services,
     streaming::Answer,
     tools::{self, Tools},
+    values::Few,
 };
 
 fields! {
     /// A request of Ollama's chats.
     pub(crate) struct ChatRequest {
         honoured model: String = "a name of `GET /api/tags`; absent: the present model",
-        honoured messages: Vec<Message> = "roles `system`, `user`, `assistant`, `tool`",
+        honoured messages: Few<Message, MESSAGES_MAX> = "roles `system`, `user`, `assistant`, `tool`",
         honoured tools: Tools = "functions, as in OpenAI's API",
         honoured options: Options = "see below",
         honoured format: Format = "autoregressive models: `\"json\"`, or a JSON schema",
@@ -41,7 +45,7 @@ fields! {
     pub(crate) struct Message {
         honoured role: String = "`system`, `user`, `assistant`, `tool`",
         honoured content: String = "the text",
-        honoured tool_calls: Vec<EarlierCall> = "the calls of an earlier answer",
+        honoured tool_calls: Few<EarlierCall, TOOLS_MAX> = "the calls of an earlier answer",
         honoured tool_name: String = "which function a message of a tool is from",
         honoured tool_call_id: String = "which call it answers",
         accepted "thinking" = "templates have no place for it",
@@ -81,7 +85,7 @@ pub(crate) async fn answer(services: &Services, body: HeldBody) -> Result<Answer
 
 fn job(request: ChatRequest) -> Result<Job, Failure> {
     let messages = request.messages.unwrap_or_default();
-    let messages = messages.into_iter().map(Message::into_chat);
+    let messages = messages.0.into_iter().map(Message::into_chat);
     let (tools_json, calls) = request.tools.and_then(Tools::into_parts).unzip();
     let chat = v1::Chat {
         messages: messages.collect::<Result<_, _>>()?,
@@ -114,7 +118,7 @@ impl Message {
                 return Err(Failure::field("messages", problem));
             }
         };
-        let calls = self.tool_calls.unwrap_or_default().into_iter();
+        let calls = self.tool_calls.unwrap_or_default().0.into_iter();
         Ok(v1::ChatMessage {
             role: role.into(),
             content: self.content.unwrap_or_default(),

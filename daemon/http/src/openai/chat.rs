@@ -2,7 +2,10 @@
 
 use std::str::FromStr;
 
-use sluice_proto::v1::{self, generate_request::Input};
+use sluice_proto::{
+    model::MESSAGES_MAX,
+    v1::{self, generate_request::Input},
+};
 
 use super::{
     messages::{self, Message},
@@ -14,18 +17,19 @@ use crate::{
     failure::Failure,
     fields::{self, fields},
     format::{self, ResponseFormat},
+    limits::TEXTS_MAX,
     logprobs,
     sampling::Sampling,
     services::Services,
     streaming::Answer,
     tools::Tools,
-    values::{Texts, Word},
+    values::{Few, Texts, Word},
 };
 
 fields! {
     /// A request of OpenAI's chat completions.
     pub(crate) struct ChatRequest {
-        honoured messages: Vec<Message> = "roles `system`, `developer` (the same), `user`, `assistant`, `tool`; content as text or text parts",
+        honoured messages: Few<Message, MESSAGES_MAX> = "roles `system`, `developer` (the same), `user`, `assistant`, `tool`; content as text or text parts",
         honoured model: String = "a name of `GET /v1/models`; absent: the present model",
         honoured max_completion_tokens: u32 = "most tokens of an answer; of a masked diffusion model, the length of its canvas",
         honoured max_tokens: u32 = "the same by its older name",
@@ -45,7 +49,7 @@ fields! {
         honoured tool_choice: Word<ToolChoice> = "`auto` or `none`; `required` and named functions are refused",
         honoured parallel_tool_calls: bool = "`false`: an answer has the first of its calls alone",
         honoured sluice: Extension = "all that is Sluice's own, see below",
-        honoured modalities: Vec<String> = "`[\"text\"]`",
+        honoured modalities: Few<String, TEXTS_MAX> = "`[\"text\"]`",
         honoured response_format: ResponseFormat = "autoregressive models: `json_schema`, `json_object`; `text`",
         accepted "metadata" = "nothing is stored that it could be found by",
         accepted "prompt_cache_key" = "prefixes are kept without",
@@ -112,7 +116,7 @@ fn job(request: ChatRequest) -> Result<Job, Failure> {
         .messages
         .ok_or_else(|| Failure::field("messages", "is missing"))?;
     if let Some(kinds) = &request.modalities
-        && kinds.iter().any(|kind| kind != "text")
+        && kinds.0.iter().any(|kind| kind != "text")
     {
         return Err(Failure::field("modalities", "models here write text alone"));
     }
@@ -141,7 +145,7 @@ fn job(request: ChatRequest) -> Result<Job, Failure> {
         .and_then(Tools::into_parts);
     let (tools_json, calls) = tools.unzip();
     let chat = v1::Chat {
-        messages: messages::messages(messages)?,
+        messages: messages::messages(messages.0)?,
         tools_json: tools_json.unwrap_or_default(),
     };
     Ok(Job {

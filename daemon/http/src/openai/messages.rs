@@ -1,16 +1,22 @@
 //! The messages of a conversation.
 
-use sluice_proto::v1;
+use sluice_proto::{model::TOOLS_MAX, v1};
 
-use crate::{failure::Failure, fields::fields, tools, values::TextOrList};
+use crate::{
+    failure::Failure,
+    fields::fields,
+    limits::TEXTS_MAX,
+    tools,
+    values::{Few, TextOrList},
+};
 
 fields! {
     /// A message of a conversation.
     pub(crate) struct Message {
         honoured role: String = "`system`, `developer` (the same), `user`, `assistant`, `tool`",
-        honoured content: TextOrList<Part> = "a text, or a list of text parts, which are joined by line ends",
+        honoured content: TextOrList<Part, TEXTS_MAX> = "a text, or a list of text parts, which are joined by line ends",
         honoured name: String = "as far as the model's chat template shows it",
-        honoured tool_calls: Vec<EarlierCall> = "the calls of an earlier answer",
+        honoured tool_calls: Few<EarlierCall, TOOLS_MAX> = "the calls of an earlier answer",
         honoured tool_call_id: String = "which of them a message of a tool answers",
         refused "refusal" unless Empty, "models here have no refusals apart from their text",
         refused "audio" unless Null, "models here read and write text",
@@ -73,7 +79,7 @@ impl Message {
                 texts.collect::<Result<Vec<_>, _>>()?.join("\n")
             }
         };
-        let calls = self.tool_calls.unwrap_or_default().into_iter();
+        let calls = self.tool_calls.unwrap_or_default().0.into_iter();
         Ok(v1::ChatMessage {
             role: role.into(),
             content,
