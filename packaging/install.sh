@@ -51,6 +51,8 @@ case $prefix in
     ;;
 esac
 list=$prefix/share/sluice/installed
+upgrade=
+if [ -e "$destdir$list" ]; then upgrade=yes; fi
 mkdir -p "$destdir$prefix/share/sluice"
 : >"$destdir$list.new"
 
@@ -126,7 +128,8 @@ if command -v systemd-sysusers >/dev/null 2>&1; then
 fi
 if [ -d /run/systemd/system ]; then
     systemctl daemon-reload
-    systemctl enable --now sluice.socket
+    # Not where it was there before, and the administrator has turned it off.
+    if [ -z "$upgrade" ]; then systemctl enable --now sluice.socket; fi
     systemctl try-restart sluice.service
     echo "Installed. Add yourself to the groups sluice and sluice-admin, log in again, and try: sluice run demo"
 else

@@ -37,7 +37,7 @@ while read -r file; do
     rm -f "$destdir$file"
 done <"$list"
 rm -f "$list"
-for folder in $folders; do
+printf '%s\n' "$folders" | while read -r folder; do
     rmdir "$destdir$folder" 2>/dev/null || true
 done
 if [ -n "$purge" ] && [ -n "$system" ]; then

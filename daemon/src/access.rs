@@ -114,10 +114,11 @@ impl AccessRules {
             false => Sha256::digest(names.join("\n")),
             true => Sha256::digest(certificate),
         };
-        let (beginning, _) = hash.split_at(size_of::<u128>());
-        let beginning = u128::from_be_bytes(beginning.try_into().expect("as many bytes"));
         let role = role.max(self.roles.of_certificate(&names));
-        (User::Certificate(beginning), role)
+        (
+            User::Certificate(sluice_roles::beginning(&hash.into())),
+            role,
+        )
     }
 
     /// Looks whether the file of tokens changed.

@@ -4,4 +4,4 @@ mod role;
 mod tokens;
 
 pub use role::{Role, RoleRules, Roles};
-pub use tokens::{FILE_BYTES_MAX, KnownToken, TokenHash, TokenList};
+pub use tokens::{FILE_BYTES_MAX, KnownToken, TokenHash, TokenList, beginning};

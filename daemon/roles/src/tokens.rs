@@ -39,9 +39,15 @@ impl TokenHash {
     /// Its first half.
     #[must_use]
     pub fn beginning(&self) -> u128 {
-        let (first, _) = self.0.split_at(size_of::<u128>());
-        u128::from_be_bytes(first.try_into().expect("as many bytes"))
+        beginning(&self.0)
     }
+}
+
+/// The first half of a SHA-256.
+#[must_use]
+pub fn beginning(hash: &[u8; 32]) -> u128 {
+    let (first, _) = hash.split_at(size_of::<u128>());
+    u128::from_be_bytes(first.try_into().expect("as many bytes"))
 }
 
 impl fmt::Debug for TokenHash {

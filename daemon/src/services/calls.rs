@@ -153,7 +153,12 @@ impl Calls {
         let bearer = request.headers().get(AUTHORIZATION);
         let token = bearer.map(|value| {
             let text = value.to_str().unwrap_or_default();
-            text.strip_prefix("Bearer ").unwrap_or_default().trim()
+            // Schemes have no case.
+            let (scheme, token) = text.trim_start().split_once(' ').unwrap_or_default();
+            match scheme.eq_ignore_ascii_case("Bearer") {
+                true => token.trim(),
+                false => "",
+            }
         });
         let known = self.access.by_token(peer.caller, token);
         let (caller, revoked) = known.inspect_err(|_| peer.warn_of_token())?;

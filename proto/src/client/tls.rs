@@ -99,9 +99,16 @@ fn certificates(path: &Path) -> io::Result<Vec<CertificateDer<'static>>> {
 
 fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(FILE_BYTES_MAX).read_to_end(&mut bytes));
+    let read =
+        File::open(path).and_then(|file| file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes));
     read.map_err(|error| of(path, &error))?;
-    Ok(bytes)
+    match bytes.len() as u64 > FILE_BYTES_MAX {
+        true => Err(of(
+            path,
+            &format!("it has more than {FILE_BYTES_MAX} bytes"),
+        )),
+        false => Ok(bytes),
+    }
 }
 
 fn of(path: &Path, problem: &dyn std::fmt::Display) -> io::Error {
