@@ -8,7 +8,8 @@ use crate::outcome::Outcome;
 use crate::steps::{Step, command, ended, steps};
 use crate::system::{TemporaryFolder, cargo, has, root};
 use crate::{
-    clean_root, clients, container, examples, first_build, layers, ptx, soak, units, words,
+    clean_root, clients, cluster, container, examples, first_build, layers, manifests, ptx, soak,
+    units, words,
 };
 
 /// The version whose rules `deny.toml` is written for.
@@ -26,7 +27,7 @@ pub(crate) enum Tests {
 }
 
 const TESTS: Step = ("test", tests);
-const CHECKS: [Step; 18] = [
+const CHECKS: [Step; 20] = [
     ("format", format),
     ("layers", layers::check),
     ("schema", schema),
@@ -41,11 +42,13 @@ const CHECKS: [Step; 18] = [
     ("unit files", units::check),
     ("packages", clean_root::check),
     ("container recipe", container::check),
+    ("manifests", manifests::check),
     ("examples", examples::check),
     ("kernels", ptx::ci_step),
     // Last: they leave a daemon with all features where others look for one without.
     ("features", features),
     ("clients", clients::check),
+    ("cluster", cluster::check),
 ];
 
 pub(crate) fn run(tests: Tests) -> ExitCode {
@@ -77,6 +80,11 @@ pub(crate) fn run_examples() -> ExitCode {
 
 pub(crate) fn run_clients() -> ExitCode {
     steps([("clients", clients::check as fn() -> _)].into_iter())
+}
+
+pub(crate) fn run_cluster() -> ExitCode {
+    let manifests: fn() -> io::Result<Outcome> = manifests::check;
+    steps([("manifests", manifests), ("cluster", cluster::check as _)].into_iter())
 }
 
 /// With programs as they are now.

@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 
 use crate::demo::Programs;
 use crate::outcome::Outcome;
-use crate::packages::{Trouble, finish, outcome, python_packages, told};
+use crate::packages::{Trouble, finish, outcome, outcome_with_log, python_packages, told};
 use crate::steps::command;
 use crate::system::{TemporaryFolder, cargo, has, root};
 
@@ -21,10 +21,7 @@ const FIXTURE: &str = "daemon/engine/tests/fixtures/llama-tiny";
 
 /// Builds a daemon with HTTP, and runs all clients. What cannot run is skipped with its reason.
 pub(crate) fn check() -> io::Result<Outcome> {
-    // Features as for all other checks, so that nothing but the daemon is compiled again.
-    let mut build = cargo();
-    build.args(["build", "--bins", "--features", "sluice-daemon/installed"]);
-    match command(&mut build)? {
+    match build()? {
         Outcome::Passed => {}
         other => return Ok(other),
     }
@@ -33,7 +30,7 @@ pub(crate) fn check() -> io::Result<Outcome> {
     let packages = python_packages(&root().join(VENV), FOLDER, "openai");
     let interpreter = match packages {
         Ok(interpreter) => interpreter,
-        Err(trouble) => return Ok(outcome([Err(trouble)].into_iter(), &programs)),
+        Err(trouble) => return Ok(outcome([Err(trouble)].into_iter())),
     };
     let python = |program: &str| {
         let mut command = Command::new(&interpreter);
@@ -66,12 +63,18 @@ pub(crate) fn check() -> io::Result<Outcome> {
             command.env("MODEL", name).env("KIND", kind);
             daemon.is_called_by(script, &mut command)
         });
-        match outcome(scripts.chain([daemon.is_called_by_curl()]), &programs) {
+        match outcome_with_log(scripts.chain([daemon.is_called_by_curl()]), &programs) {
             Outcome::Passed => {}
             other => return Ok(other),
         }
     }
     Ok(Outcome::Passed)
+}
+
+/// Builds the programs, the daemon with HTTP.
+pub(crate) fn build() -> io::Result<Outcome> {
+    // Features as for all other checks, so that nothing but the daemon is compiled again.
+    command(cargo().args(["build", "--bins", "--features", "sluice-daemon/installed"]))
 }
 
 /// A daemon with a model, and the address of its HTTP port.

@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 
 use crate::demo::Programs;
 use crate::outcome::Outcome;
-use crate::packages::{Trouble, fetch, finish, outcome, python_packages, told};
+use crate::packages::{Trouble, fetch, finish, outcome_with_log, python_packages, told};
 use crate::system::{TemporaryFolder, has, root};
 
 /// Where packages and generated modules go, below the repository.
@@ -39,7 +39,7 @@ pub(crate) fn check() -> io::Result<Outcome> {
     };
 
     let run = [python, node].into_iter().map(|run| run(&daemon));
-    Ok(outcome(run, &programs))
+    Ok(outcome_with_log(run, &programs))
 }
 
 /// Where the daemon is, and what it knows of the requests that it had.

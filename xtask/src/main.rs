@@ -3,11 +3,13 @@
 mod ci;
 mod clean_root;
 mod clients;
+mod cluster;
 mod container;
 mod demo;
 mod examples;
 mod first_build;
 mod layers;
+mod manifests;
 mod model;
 mod outcome;
 mod package;
@@ -39,6 +41,7 @@ Usage: cargo xtask COMMAND
   soak                   runs what takes too long for that: hostile bytes, load, sanitizer, emulated processors
   examples               runs examples/ against a daemon of its own, with gRPC for Python and Node from their package indexes
   clients                runs clients of OpenAI's and Ollama's APIs against a daemon of its own, with their Python packages
+  cluster                checks deploy/: manifests for Kubernetes, and clients of three daemons behind HAProxy, one of which is killed
   layers                 checks that no crate's modules import each other in a circle
   layers --picture [CRATE]
                          prints which crate imports which, or which module of a crate which other, for Mermaid
@@ -87,6 +90,7 @@ fn main() -> ExitCode {
         ["soak"] => soak::run(),
         ["examples"] => ci::run_examples(),
         ["clients"] => ci::run_clients(),
+        ["cluster"] => ci::run_cluster(),
         ["layers"] => ci::run_layers(),
         ["layers", "--picture"] => layers::picture(None),
         ["layers", "--picture", name] if !is_help(name) => layers::picture(Some(name)),

@@ -33,12 +33,20 @@ impl From<io::Error> for Trouble {
     }
 }
 
-/// What these runs come to. What cannot run is skipped with its reason; on a CI machine that is a failure, but for want of a
-/// network.
-pub(crate) fn outcome(
+/// What these runs come to; a failure with the daemon's log.
+pub(crate) fn outcome_with_log(
     runs: impl Iterator<Item = Result<(), Trouble>>,
     programs: &Programs,
 ) -> Outcome {
+    match outcome(runs) {
+        Outcome::Failed(what) => Outcome::Failed(format!("{what}\nsluiced:\n{}", programs.log())),
+        other => other,
+    }
+}
+
+/// What these runs come to. What cannot run is skipped with its reason; on a CI machine that is a failure, but for want of a
+/// network.
+pub(crate) fn outcome(runs: impl Iterator<Item = Result<(), Trouble>>) -> Outcome {
     let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     let must_run = is_set("CI") && !is_set(WITHOUT);
     let mut skipped = Vec::new();
@@ -49,9 +57,7 @@ pub(crate) fn outcome(
                 return Outcome::Failed(format!("{what}; {WITHOUT}=1 lets this pass"));
             }
             Err(Trouble::Missing(what) | Trouble::Unreachable(what)) => skipped.push(what),
-            Err(Trouble::Failed(what)) => {
-                return Outcome::Failed(format!("{what}\nsluiced:\n{}", programs.log()));
-            }
+            Err(Trouble::Failed(what)) => return Outcome::Failed(what),
         }
     }
     match skipped.is_empty() {

@@ -4,10 +4,10 @@ use std::io;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
-use crate::clean_root;
 use crate::outcome::Outcome;
 use crate::steps::{Step, command, steps};
 use crate::system::{cargo, has};
+use crate::{clean_root, cluster};
 
 /// Beginnings of the names of ignored tests that are run here alone.
 pub(crate) const TESTS: [&str; 2] = [THOUSAND, CROWD];
@@ -52,7 +52,7 @@ const CONCURRENT: [&str; 4] = ["-p", "sluice-engine", "-p", "sluice-daemon"];
 const SANITIZED: &str = "target/sanitizer";
 
 pub(crate) fn run() -> ExitCode {
-    let all: [Step; 10] = [
+    let all: [Step; 11] = [
         ("hostile bytes", hostile_bytes),
         ("mutated files", mutated_files),
         ("fuzzed inputs", fuzzed_inputs),
@@ -60,6 +60,7 @@ pub(crate) fn run() -> ExitCode {
         ("memory of a GPU", memory_of_a_gpu),
         ("packages", clean_root::check_release),
         ("load", load),
+        ("cluster", cluster::check_crowd),
         ("address sanitizer", address_sanitizer),
         ("thread sanitizer", thread_sanitizer),
         ("another processor", another_processor),
