@@ -202,7 +202,7 @@ settings! {
         built_in: Is("none"),
     }
 
-    /// Web pages that may call the HTTP port, by their origins, such as https://chat.example; separated by commas
+    /// Web pages that may call the HTTP port, by their origins, such as `https://chat.example`; separated by commas
     ///
     /// Requests of other pages are refused.
     http_origins: WebOrigins {
