@@ -4,7 +4,7 @@
 //! JSON or server-sent events. So who may do what, limits, the queue and cancellation are those of gRPC, and nothing of them
 //! is here. What is here is HTTP/1.1 itself: [how long it is waited for](limits), how much is read, and from which pages.
 //!
-//! `docs/http.md` is for users. Its tables of fields are those of [`openai`] and [`ollama`].
+//! `docs/http.md` is for users. Its tables of fields are those of `openai` and `ollama`.
 
 mod body;
 #[cfg(test)]
