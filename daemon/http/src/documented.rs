@@ -76,6 +76,10 @@ fn every_limit_is_written_down_with_its_value() {
             format!("{} s", KEEP_ALIVE_TIMEOUT.as_secs()),
         ),
         (
+            "REQUEST_TIMEOUT_MAX",
+            format!("{} h", REQUEST_TIMEOUT_MAX.as_secs() / 3600),
+        ),
+        (
             "WRITE_TIMEOUT",
             format!("{} min", WRITE_TIMEOUT.as_secs() / 60),
         ),

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, str::FromStr, time::Duration};
 
-use serde::Serialize;
+use serde::{Deserialize, Deserializer, Serialize, de::Error};
 use sluice_proto::{model::DecodingChoice, v1};
 use sluice_shared::{
     decoding::{CanvasGrowth, KvCacheReuse, Speculation},
@@ -13,7 +13,7 @@ use sluice_shared::{
 
 use crate::{
     fields::fields,
-    limits::TEXTS_MAX,
+    limits::{REQUEST_TIMEOUT_MAX, TEXTS_MAX},
     terms::CallTerms,
     values::{Few, Word},
 };
@@ -39,7 +39,7 @@ fields! {
         honoured regex: String = "autoregressive models: a regular expression that the answer matches",
         honoured lark: String = "autoregressive models: rules that the answer matches ([grammars](grammars.md))",
         honoured canvas: bool = "with `stream`: pictures of the canvas between the pieces of text",
-        honoured timeout_ms: u64 = "time for the whole request, its wait included",
+        honoured timeout_ms: TimeoutMs = "time for the whole request, its wait included; at most a day",
         honoured when_full: Word<WhenFull> = "where the queue is full: `wait` (the default) or `refuse`, with status 429",
     }
 }
@@ -49,6 +49,26 @@ fields! {
     pub(crate) struct Pin {
         honoured position: u32 = "Counted from the first position to fill.",
         honoured text: String = "What stands there.",
+    }
+}
+
+/// A request's own time, in milliseconds: what a call can be told has an end, and beyond it the library panics.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TimeoutMs(Duration);
+
+impl<'de> Deserialize<'de> for TimeoutMs {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let ms = u64::deserialize(from)?;
+        let timeout = Duration::from_millis(ms);
+        match timeout <= REQUEST_TIMEOUT_MAX {
+            true => Ok(Self(timeout)),
+            false => {
+                let most = REQUEST_TIMEOUT_MAX.as_millis();
+                let problem =
+                    format!("is at most {most}, a day, not {ms}; leave it out for no end");
+                Err(D::Error::custom(problem))
+            }
+        }
     }
 }
 
@@ -90,7 +110,7 @@ impl Extension {
     /// What goes beside the message.
     pub(crate) fn terms(&self) -> CallTerms {
         CallTerms {
-            timeout: self.timeout_ms.map(Duration::from_millis),
+            timeout: self.timeout_ms.map(|TimeoutMs(timeout)| timeout),
             is_impatient: self.when_full.is_some_and(|Word(WhenFull(refuse))| refuse),
         }
     }

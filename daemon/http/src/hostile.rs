@@ -31,7 +31,7 @@ const INPUTS: &str = "SLUICE_MUTATIONS";
 const PATIENCE: Duration = Duration::from_secs(600);
 
 /// What clients send, path and body.
-const REQUESTS: [(&str, &str); 10] = [
+const REQUESTS: [(&str, &str); 11] = [
     (
         "POST /v1/chat/completions",
         r#"{"model":"a","messages":[{"role":"system","content":"b"},{"role":"user","content":[{"type":"text","text":"c"}]}],"stream":true,"stream_options":{"include_usage":true},"n":2,"seed":-1,"stop":["x","y"],"temperature":0.5,"max_tokens":8,"logit_bias":{},"frequency_penalty":0}"#,
@@ -43,6 +43,10 @@ const REQUESTS: [(&str, &str); 10] = [
     (
         "POST /v1/chat/completions",
         r#"{"messages":[{"role":"user","content":"a"}],"sluice":{"preset":"fast","policy":"threshold:t=0.9","pins":[{"position":1,"text":"b"}],"kv_cache":"dual:refresh=4","canvas":true,"timeout_ms":10,"when_full":"refuse","prior":"heun:20"}}"#,
+    ),
+    (
+        "POST /v1/chat/completions",
+        r#"{"messages":[{"role":"user","content":"a"}],"sluice":{"timeout_ms":18446744073709551615}}"#,
     ),
     (
         "POST /v1/completions",

@@ -21,6 +21,8 @@ pub const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 pub const BODY_TIMEOUT: Duration = Duration::from_secs(20);
 /// Time without a request after which a connection is closed.
 pub const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(75);
+/// Time that a request may give itself.
+pub const REQUEST_TIMEOUT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 /// Time in which a client has to take something of what is written to it.
 pub const WRITE_TIMEOUT: Duration = Duration::from_secs(2 * 60);
 /// Time without an event after which a stream says that it is there still: proxies close silent ones.

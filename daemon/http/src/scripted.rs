@@ -360,3 +360,18 @@ async fn the_level_told_is_that_of_the_last_pass() {
     let usage = json!({"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8});
     assert_eq!(whole["usage"], usage);
 }
+
+#[tokio::test]
+async fn a_request_gives_itself_a_day_at_most() {
+    let script = vec![queued(), started(), done("a", v1::FinishReason::Eos)];
+    let http = Scripted::new(script).await;
+    for (ms, expected) in [(86_400_000, 200), (86_400_001, 400), (u64::MAX, 400)] {
+        for path in ["/v1/chat/completions", "/api/chat"] {
+            let (status, body) = http
+                .post(path, &chat(json!({"sluice": {"timeout_ms": ms}})))
+                .await;
+            assert_eq!(status, expected, "{body}");
+            assert_eq!(body.contains("timeout_ms: "), expected == 400, "{body}");
+        }
+    }
+}
