@@ -1,16 +1,21 @@
 //! From which web pages requests are taken: browsers say it in `Origin`.
 
+use std::time::Duration;
+
 use hyper::{
     HeaderMap, StatusCode,
     header::{
         ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
-        ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue, ORIGIN, VARY,
+        ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE, HeaderValue, ORIGIN, VARY,
     },
 };
 
 use sluice_shared::origin::Origin;
 
 use crate::failure::Failure;
+
+/// Time for which a browser need not ask again. An origin that is allowed no more is refused at its request, whatever was said before.
+const PREFLIGHT_AGE: Duration = Duration::from_secs(10 * 60);
 
 /// The page's origin, where a page of an allowed one sent the request.
 ///
@@ -38,16 +43,20 @@ pub(crate) fn check(
 pub(crate) fn allow(origin: HeaderValue, headers: &mut HeaderMap) {
     headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
     headers.insert(VARY, HeaderValue::from_static("Origin"));
-    let ids = HeaderValue::from_static("x-request-id");
-    headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, ids);
+    let names = HeaderValue::from_static("x-request-id, retry-after, x-should-retry");
+    headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, names);
 }
 
 /// Answers a browser that asks beforehand what it may send.
 pub(crate) fn allow_requests(headers: &mut HeaderMap) {
     let methods = HeaderValue::from_static("GET, POST");
     headers.insert(ACCESS_CONTROL_ALLOW_METHODS, methods);
-    let names = HeaderValue::from_static("authorization, content-type");
+    // Clients send headers of their own, such as `x-stainless-lang`, and none of them means anything here. The star is for all but
+    // `authorization`, which has to be named (Fetch standard, CORS-preflight fetch).
+    let names = HeaderValue::from_static("authorization, *");
     headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, names);
+    let seconds = HeaderValue::from(PREFLIGHT_AGE.as_secs());
+    headers.insert(ACCESS_CONTROL_MAX_AGE, seconds);
 }
 
 #[cfg(test)]

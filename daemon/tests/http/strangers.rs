@@ -90,10 +90,14 @@ async fn web_pages_are_refused_unless_they_are_named() {
         .send("OPTIONS /v1/chat/completions", &[origin], "")
         .await;
     assert_eq!(before.status, 204);
-    assert_eq!(
-        before.header("access-control-allow-methods"),
-        Some("get, post")
-    );
+    for (name, value) in [
+        ("access-control-allow-methods", "get, post"),
+        // Such as `x-stainless-lang` of OpenAI's JavaScript client.
+        ("access-control-allow-headers", "authorization, *"),
+        ("access-control-max-age", "600"),
+    ] {
+        assert_eq!(before.header(name), Some(value));
+    }
     // Nobody but a page has an origin, and nobody else is told of any.
     let without = http.send(chat, &[], CHAT).await;
     assert_eq!(without.header("access-control-allow-origin"), None);
