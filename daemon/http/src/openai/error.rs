@@ -1,12 +1,18 @@
 //! Errors in OpenAI's shape.
 
-use hyper::StatusCode;
+use hyper::{
+    StatusCode,
+    header::{HeaderName, HeaderValue},
+};
 use serde::Serialize;
 
 use crate::{
     failure::Failure,
     streaming::{self, Answer},
 };
+
+/// The header by which OpenAI's services tell their clients whether to send a request again.
+const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
 /// The body of an answer that is an error, and the event that ends a stream with one.
 #[derive(Debug, Serialize)]
@@ -41,7 +47,14 @@ impl From<Failure> for ErrorBody {
 /// An error as an answer.
 pub(crate) fn answer(failure: Failure) -> Answer {
     let status = failure.status;
-    streaming::json(status, &ErrorBody::from(failure))
+    let mut answer = streaming::json(status, &ErrorBody::from(failure));
+    if status.is_server_error() && status != StatusCode::SERVICE_UNAVAILABLE {
+        // OpenAI's clients send again by themselves what has such a status: a request whose own time is over would hold its place
+        // for as long again.
+        let never = HeaderValue::from_static("false");
+        answer.headers_mut().insert(SHOULD_RETRY, never);
+    }
+    answer
 }
 
 /// OpenAI's types of errors, by status.
@@ -147,6 +160,25 @@ mod tests {
         ] {
             let (_, error) = error(Code::InvalidArgument, "INVALID_FIELD", Some(field));
             assert_eq!(error["param"], name);
+        }
+    }
+
+    #[test]
+    fn what_cannot_succeed_is_not_sent_again() {
+        for (code, is_told) in [
+            (Code::DeadlineExceeded, true),
+            (Code::Internal, true),
+            (Code::Unimplemented, true),
+            // A model loads, or there is room later.
+            (Code::Unavailable, false),
+            (Code::ResourceExhausted, false),
+            // Clients know it of these.
+            (Code::InvalidArgument, false),
+            (Code::Cancelled, false),
+        ] {
+            let answer = answer(Failure::from(Status::new(code, "it is wrong")));
+            let told = answer.headers().get(SHOULD_RETRY);
+            assert_eq!(told.is_some_and(|told| told == "false"), is_told, "{code}");
         }
     }
 
