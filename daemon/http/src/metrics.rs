@@ -15,6 +15,7 @@ use sluice_proto::v1::{self, DaemonState, Snapshot};
 
 use crate::{
     failure::Failure,
+    models,
     services::Services,
     streaming::{self, Answer},
 };
@@ -27,10 +28,8 @@ const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset
 /// # Errors
 /// When the caller may not.
 pub(crate) async fn answer(services: &Services) -> Result<Answer, Failure> {
-    let request = v1::GetSnapshotRequest {};
-    let snapshot = services.telemetry().get_snapshot(request).await?;
-    let text = text(snapshot.into_inner().snapshot.unwrap_or_default());
-    Ok(streaming::text(OPEN_METRICS, text))
+    let snapshot = models::snapshot(services).await?;
+    Ok(streaming::text(OPEN_METRICS, text(snapshot)))
 }
 
 fn text(snapshot: Snapshot) -> String {
