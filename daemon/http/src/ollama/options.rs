@@ -40,7 +40,7 @@ fields! {
         refused "mirostat" unless Number(0.0), "there are `top_k`, `top_p` and `min_p`",
         refused "mirostat_tau" unless Null, "there is no `mirostat`",
         refused "mirostat_eta" unless Null, "there is no `mirostat`",
-        refused "logits_all" unless False, "probabilities are not given",
+        refused "logits_all" unless False, "there are `logprobs` and `top_logprobs`",
         refused "vocab_only" unless False, "models are loaded whole",
         refused "embedding_only" unless False, "there are no embeddings",
     }

@@ -19,6 +19,7 @@ fields! {
         honoured tool_calls: Few<EarlierCall, TOOLS_MAX> = "the calls of an earlier answer",
         honoured tool_call_id: String = "which of them a message of a tool answers",
         refused "refusal" unless Empty, "models here have no refusals apart from their text",
+        refused "annotations" unless Empty, "models here cite nothing",
         refused "audio" unless Null, "models here read and write text",
         refused "function_call" unless Null, "it is `tool_calls` since",
     }
