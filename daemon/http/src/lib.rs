@@ -26,6 +26,7 @@ mod ollama;
 mod openai;
 mod origins;
 mod patience;
+mod presence;
 mod routes;
 mod sampling;
 #[cfg(test)]

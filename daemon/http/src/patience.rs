@@ -25,6 +25,8 @@ pub(crate) struct Usage {
     requests: AtomicUsize,
     /// Requests whose headers have come so far.
     begun: AtomicUsize,
+    /// Of the requests, those whose bodies are read.
+    unread_bodies: AtomicUsize,
     /// When the last one ended, or the connection began.
     idle_since: Mutex<Instant>,
 }
@@ -34,6 +36,7 @@ impl Usage {
         Arc::new(Self {
             requests: AtomicUsize::new(0),
             begun: AtomicUsize::new(0),
+            unread_bodies: AtomicUsize::new(0),
             idle_since: Mutex::new(Instant::now()),
         })
     }
@@ -43,6 +46,17 @@ impl Usage {
         self.requests.fetch_add(1, Ordering::Relaxed);
         self.begun.fetch_add(1, Ordering::Relaxed);
         RequestUnderWay(self.clone())
+    }
+
+    /// Counts a request's body as unread until the result is dropped.
+    pub(crate) fn unread_body(self: &Arc<Self>) -> UnreadBody {
+        self.unread_bodies.fetch_add(1, Ordering::Relaxed);
+        UnreadBody(self.clone())
+    }
+
+    /// Whether a request is answered, and nothing more of it has to come.
+    pub(crate) fn is_answered(&self) -> bool {
+        self.has_requests() && self.unread_bodies.load(Ordering::Relaxed) == 0
     }
 
     fn has_requests(&self) -> bool {
@@ -66,6 +80,16 @@ impl Drop for RequestUnderWay {
         let mut idle_since = (self.0.idle_since.lock()).unwrap_or_else(PoisonError::into_inner);
         *idle_since = Instant::now();
         self.0.requests.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A body that has not been read to its end.
+#[derive(Debug)]
+pub(crate) struct UnreadBody(Arc<Usage>);
+
+impl Drop for UnreadBody {
+    fn drop(&mut self) {
+        self.0.unread_bodies.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

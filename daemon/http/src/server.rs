@@ -1,6 +1,6 @@
 //! Connections of HTTP/1.1.
 
-use std::{convert::Infallible, sync::Arc};
+use std::{convert::Infallible, future::poll_fn, pin::pin, sync::Arc, task::Poll};
 
 use hyper::{
     Request,
@@ -22,6 +22,7 @@ use crate::{
     door::Door,
     limits::{BUFFER_BYTES_MAX, HEADERS_MAX},
     patience::{PatientStream, Usage},
+    presence::{self, RequestBody},
     routes::{HttpOptions, Routes},
     streaming::Counted,
 };
@@ -56,10 +57,17 @@ impl HttpFront {
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let usage = Usage::new();
+        let (stream, client) = presence::watched(stream);
         let stream = TokioIo::new(PatientStream::new(stream, usage.clone()));
+        let gone = poll_fn(|cx| match usage.is_answered() {
+            true => client.poll_gone(cx),
+            false => Poll::Pending,
+        });
+        let usage = usage.clone();
         let service = service_fn(move |request: Request<Incoming>| {
             let (routes, extensions) = (self.0.clone(), extensions.clone());
-            let under_way = usage.request();
+            let (under_way, unread) = (usage.request(), usage.unread_body());
+            let request = request.map(|body| RequestBody::new(body, unread));
             async move {
                 let is_chunked = request.headers().contains_key(TRANSFER_ENCODING);
                 let mut answer = routes.answer(&extensions, request).await;
@@ -76,12 +84,20 @@ impl HttpFront {
             .max_headers(HEADERS_MAX)
             .max_buf_size(BUFFER_BYTES_MAX)
             .serve_connection(stream, service);
-        let mut connection = std::pin::pin!(connection);
-        let ended = tokio::select! {
-            ended = &mut connection => ended,
-            () = closing => {
-                connection.as_mut().graceful_shutdown();
-                connection.await
+        let mut connection = pin!(connection);
+        let (mut gone, mut closing) = (pin!(gone), pin!(closing));
+        let mut is_closing = false;
+        let ended = loop {
+            tokio::select! {
+                // What the connection does decides whether the client is looked for, so the connection goes first.
+                biased;
+                ended = &mut connection => break ended,
+                // With the connection, its requests end.
+                () = &mut gone => return,
+                () = &mut closing, if !is_closing => {
+                    connection.as_mut().graceful_shutdown();
+                    is_closing = true;
+                }
             }
         };
         if let Err(error) = ended {

@@ -242,14 +242,15 @@ async fn functions_reach_a_template_that_has_a_place_for_them() {
 async fn who_goes_away_is_not_answered_to_the_end() {
     let http = HttpDaemon::with_model(checkpoints::slow(), &[]).await;
     // The model has no tokenizer, so the prompt is ids, and the text stays empty.
-    for stream in [true, false] {
+    let cases = [(true, ""), (false, ""), (true, "\r\n"), (false, "\r\n")];
+    for (stream, more) in cases {
         let body = json!({
             "prompt": [1, 2, 3], "max_tokens": 2048, "stream": stream,
             "sluice": {"eos_policy": "suppress", "canvas": true},
         })
         .to_string();
         let request = format!(
-            "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n{body}",
+            "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n{body}{more}",
             body.len()
         );
         let mut connection = http.connect().await;
