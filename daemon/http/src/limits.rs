@@ -25,5 +25,5 @@ pub const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(75);
 pub const REQUEST_TIMEOUT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 /// Time in which a client has to take something of what is written to it.
 pub const WRITE_TIMEOUT: Duration = Duration::from_secs(2 * 60);
-/// Time without an event after which a stream says that it is there still: proxies close silent ones.
+/// Time without a piece of an answer after which a stream says that it is there still: proxies close silent ones.
 pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(15);

@@ -53,24 +53,30 @@ pub(crate) fn line(value: &impl Serialize) -> String {
     written(value) + "\n"
 }
 
-/// An answer of server-sent events, with a comment whenever there is none for a while.
+/// An answer of server-sent events.
 pub(crate) fn events(events: impl Stream<Item = String> + Send + 'static) -> Answer {
-    let events = stream::unfold(Box::pin(events), |mut events| async {
-        let event = match timeout(HEARTBEAT_INTERVAL, events.next()).await {
-            Ok(event) => event?,
-            Err(_) => ": waiting\n\n".to_owned(),
-        };
-        Some((event, events))
-    });
-    pieces("text/event-stream", events)
+    pieces("text/event-stream", ": waiting\n\n", events)
 }
 
 /// An answer of lines of JSON.
 pub(crate) fn lines(lines: impl Stream<Item = String> + Send + 'static) -> Answer {
-    pieces("application/x-ndjson", lines)
+    // Clients read each line as JSON, even an empty one, and JSON may have spaces before it.
+    pieces("application/x-ndjson", " ", lines)
 }
 
-fn pieces(kind: &'static str, pieces: impl Stream<Item = String> + Send + 'static) -> Answer {
+/// An answer in pieces, with a sign of life whenever there is none for a while.
+fn pieces(
+    kind: &'static str,
+    sign_of_life: &'static str,
+    pieces: impl Stream<Item = String> + Send + 'static,
+) -> Answer {
+    let pieces = stream::unfold(Box::pin(pieces), move |mut pieces| async move {
+        let piece = match timeout(HEARTBEAT_INTERVAL, pieces.next()).await {
+            Ok(piece) => piece?,
+            Err(_) => sign_of_life.to_owned(),
+        };
+        Some((piece, pieces))
+    });
     let frames = pieces.map(|piece| Ok::<_, Status>(Frame::data(Bytes::from(piece))));
     let mut answer = of_type(kind, StatusCode::OK, StreamBody::new(frames));
     let no_cache = HeaderValue::from_static("no-cache");
@@ -126,5 +132,38 @@ impl HttpBody for Counted {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt;
+    use serde_json::{Value, json};
+    use tokio::time::sleep;
+
+    use super::*;
+
+    /// What comes of an answer whose one piece takes this long.
+    async fn body(answer: fn(SlowPiece) -> Answer, piece: String) -> String {
+        let wait = HEARTBEAT_INTERVAL * 5 / 2;
+        let pieces = stream::once(async move {
+            sleep(wait).await;
+            piece
+        });
+        let body = answer(pieces.boxed()).into_body().collect().await.unwrap();
+        String::from_utf8(body.to_bytes().to_vec()).unwrap()
+    }
+
+    type SlowPiece = Pin<Box<dyn Stream<Item = String> + Send>>;
+
+    #[tokio::test(start_paused = true)]
+    async fn who_waits_is_told_so_in_a_way_that_clients_pass_over() {
+        let value = json!({"done": true});
+        let told = body(events, event(&value)).await;
+        assert_eq!(told, ": waiting\n\n: waiting\n\ndata: {\"done\":true}\n\n");
+        let told = body(lines, line(&value)).await;
+        assert_eq!(told, "  {\"done\":true}\n");
+        let read: Value = serde_json::from_str(told.lines().next().unwrap()).unwrap();
+        assert_eq!(read, value);
     }
 }
