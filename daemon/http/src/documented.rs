@@ -69,6 +69,7 @@ fn every_limit_is_written_down_with_its_value() {
         ("TEXTS_MAX", TEXTS_MAX.to_string()),
         ("TOKEN_IDS_MAX", TOKEN_IDS_MAX.to_string()),
         ("CHOICES_MAX", CHOICES_MAX.to_string()),
+        ("LABELLED_MODELS_MAX", LABELLED_MODELS_MAX.to_string()),
         ("HEADER_TIMEOUT", format!("{} s", HEADER_TIMEOUT.as_secs())),
         ("BODY_TIMEOUT", format!("{} s", BODY_TIMEOUT.as_secs())),
         (

@@ -14,6 +14,8 @@ pub const TEXTS_MAX: usize = 1024;
 pub const TOKEN_IDS_MAX: usize = 1 << 20;
 /// Answers of one request: `n`, times its prompts.
 pub const CHOICES_MAX: usize = 16;
+/// Models that metrics tell of: as many as may be in memory.
+pub const LABELLED_MODELS_MAX: usize = 16;
 
 /// Time for a request's line and headers, from their first byte.
 pub const HEADER_TIMEOUT: Duration = Duration::from_secs(10);

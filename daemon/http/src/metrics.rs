@@ -1,7 +1,7 @@
 //! `GET /metrics`: what the daemon's snapshot says, for Prometheus and whatever else reads OpenMetrics.
 //!
 //! Names carry units, labels have few values: kinds of memory, states, levels, and the models in memory. Neither prompts nor
-//! users are in any of them.
+//! users are in any of them. docs/metrics.md lists all of them.
 
 use std::fmt;
 
@@ -11,10 +11,11 @@ use prometheus_client::{
     metrics::MetricType,
     registry::{Registry, Unit},
 };
-use sluice_proto::v1::{self, DaemonState, Snapshot};
+use sluice_proto::v1::{self, DaemonState, Level, LoadedModel, Plan, Snapshot};
 
 use crate::{
     failure::Failure,
+    limits::LABELLED_MODELS_MAX,
     models,
     services::Services,
     streaming::{self, Answer},
@@ -52,9 +53,82 @@ impl Collector for SnapshotMetrics {
         metrics.daemon(&snapshot.daemon.clone().unwrap_or_default())?;
         metrics.requests(snapshot)?;
         metrics.memory(snapshot)?;
-        metrics.passes(snapshot)?;
+        metrics.models(snapshot)?;
         metrics.gpu(snapshot)
     }
+}
+
+/// A metric that each model in memory has.
+struct ModelMetric(
+    /// Its name.
+    &'static str,
+    /// What it tells.
+    &'static str,
+    Option<Unit>,
+    /// Its value, if there is one yet.
+    fn(&LoadedModel) -> Option<f64>,
+);
+
+const MODEL_METRICS: &[ModelMetric] = &[
+    ModelMetric(
+        "model_device_memory",
+        "Device memory that a model holds, with what all have in common",
+        Some(Unit::Bytes),
+        |loaded| Some(loaded.device_bytes as f64),
+    ),
+    ModelMetric(
+        "model_claimed",
+        "Device memory that no other model can have",
+        Some(Unit::Bytes),
+        |loaded| Some(loaded.claimed_bytes as f64),
+    ),
+    ModelMetric(
+        "model_budget",
+        "Budget of a model's plan",
+        Some(Unit::Bytes),
+        |loaded| Some(loaded.budget_bytes as f64),
+    ),
+    ModelMetric(
+        "model_requests_waiting",
+        "Requests that wait for a model",
+        None,
+        |loaded| Some(loaded.queue?.waiting.into()),
+    ),
+    ModelMetric(
+        "model_requests_running",
+        "Requests that run on a model",
+        None,
+        |loaded| Some(loaded.queue?.running.into()),
+    ),
+    ModelMetric(
+        "predicted_pass_time",
+        "What the plan in force of a model predicts for a pass",
+        Some(Unit::Seconds),
+        |loaded| Some(predicted_ms(loaded)? / 1e3),
+    ),
+    ModelMetric(
+        "measured_pass_time",
+        "Mean of the passes of a model under the plan in force",
+        Some(Unit::Seconds),
+        |loaded| Some(measured_ms(loaded)? / 1e3),
+    ),
+    ModelMetric(
+        "predicted_to_measured",
+        "Predicted time of a pass, divided by the measured one",
+        Some(Unit::Ratios),
+        |loaded| {
+            let measured = measured_ms(loaded).filter(|measured| *measured > 0.0)?;
+            Some(predicted_ms(loaded)? / measured)
+        },
+    ),
+];
+
+fn predicted_ms(loaded: &LoadedModel) -> Option<f64> {
+    loaded.plan.as_ref()?.pass_ms
+}
+
+fn measured_ms(loaded: &LoadedModel) -> Option<f64> {
+    loaded.passes?.mean_ms
 }
 
 struct MetricWriter<'a>(DescriptorEncoder<'a>);
@@ -196,42 +270,30 @@ impl MetricWriter<'_> {
         Ok(())
     }
 
-    /// The plan in force beside what was measured under it.
-    fn passes(&mut self, snapshot: &Snapshot) -> fmt::Result {
-        let Some(plan) = &snapshot.plan else {
+    /// The models in memory: the plan in force of each, what it takes, and what was measured under it.
+    fn models(&mut self, snapshot: &Snapshot) -> fmt::Result {
+        let models = &snapshot.loaded_models;
+        let (count, most) = (models.len() as f64, snapshot.loaded_models_max.into());
+        self.plain_gauge("loaded_models", "Models in memory", count)?;
+        self.plain_gauge("loaded_models_max", "Models that may be", most)?;
+        let models: Vec<_> = (models.iter().take(LABELLED_MODELS_MAX))
+            .map(|loaded| (loaded.model.clone().unwrap_or_default().name, loaded))
+            .collect();
+        if models.is_empty() {
             return Ok(());
-        };
-        let level = [
-            ("model", plan.model.clone()),
-            ("level", plan.level().to_string()),
-        ];
-        let help = "1 for the level in force of the present model";
-        let mut descriptor = (self.0).encode_descriptor("level", help, None, MetricType::Gauge)?;
-        descriptor.encode_family(&level)?.encode_gauge(&1.0)?;
-        let passes = snapshot.passes.unwrap_or_default();
-        let predicted = plan.pass_ms;
-        for (name, help, ms) in [
-            (
-                "predicted_pass_time",
-                "What the plan in force predicts for a pass",
-                predicted,
-            ),
-            (
-                "measured_pass_time",
-                "Mean of the passes under the plan in force",
-                passes.mean_ms,
-            ),
-        ] {
-            if let Some(ms) = ms {
-                self.gauge(name, help, Unit::Seconds, ms / 1e3)?;
-            }
         }
-        if let (Some(predicted), Some(measured)) = (predicted, passes.mean_ms)
-            && measured > 0.0
-        {
-            let help = "Predicted time of a pass, divided by the measured one";
-            let ratio = predicted / measured;
-            self.gauge("predicted_to_measured", help, Unit::Ratios, ratio)?;
+        let help = "1 for the level in force of a model";
+        let mut levels = (self.0).encode_descriptor("level", help, None, MetricType::Gauge)?;
+        for (model, loaded) in &models {
+            let level = loaded.plan.as_ref().map_or(Level::Unspecified, Plan::level);
+            let labels = [("model", model.clone()), ("level", level.to_string())];
+            levels.encode_family(&labels)?.encode_gauge(&1.0)?;
+        }
+        for ModelMetric(name, help, unit, value) in MODEL_METRICS {
+            let rows = (models.iter())
+                .filter_map(|(model, loaded)| Some((model.clone(), value(loaded)?)))
+                .collect::<Vec<_>>();
+            self.gauges(name, help, unit.clone(), "model", &rows)?;
         }
         Ok(())
     }
@@ -336,90 +398,4 @@ impl MetricWriter<'_> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn snapshot() -> Snapshot {
-        let times = v1::TimeDistribution {
-            upper_bounds_s: vec![0.1, 1.0],
-            counts: vec![2, 1, 4],
-            sum_s: 12.5,
-        };
-        Snapshot {
-            daemon: Some(v1::DaemonStatus {
-                version: "1.2.3".to_owned(),
-                state: DaemonState::Ready.into(),
-                ..Default::default()
-            }),
-            device: Some(v1::DeviceStatus {
-                memory: vec![v1::MemoryUse {
-                    kind: v1::MemoryKind::KvCache.into(),
-                    bytes: 5,
-                    peak_bytes: 7,
-                }],
-                ..Default::default()
-            }),
-            totals: Some(v1::RequestTotals {
-                done_requests: 3,
-                streamed_bytes: 1 << 40,
-                pass_time: Some(times),
-                ..Default::default()
-            }),
-            plan: Some(v1::Plan {
-                model: "a \"model\"\nof two lines".to_owned(),
-                level: v1::Level::Mild.into(),
-                pass_ms: Some(30.0),
-                ..Default::default()
-            }),
-            passes: Some(v1::PassStatistics {
-                mean_ms: Some(20.0),
-                ..Default::default()
-            }),
-            ..Default::default()
-        }
-    }
-
-    #[test]
-    fn a_snapshot_becomes_lines_of_openmetrics() {
-        let text = text(snapshot());
-        for line in [
-            "sluice_build_info{version=\"1.2.3\"} 1",
-            "sluice_state{state=\"ready\"} 1.0",
-            "sluice_state{state=\"loading\"} 0.0",
-            "sluice_requests_total{state=\"done\"} 3",
-            "sluice_streamed_bytes_total 1099511627776",
-            "sluice_device_memory_peak_bytes{kind=\"kv_cache\"} 7.0",
-            "sluice_pass_time_seconds_sum 12.5",
-            "sluice_pass_time_seconds_count 7",
-            "sluice_pass_time_seconds_bucket{le=\"1.0\"} 3",
-            "sluice_pass_time_seconds_bucket{le=\"+Inf\"} 7",
-            "sluice_predicted_to_measured_ratios 1.5",
-            // What a name could do to the lines, it does not.
-            "sluice_level{model=\"a \\\"model\\\"\\nof two lines\",level=\"mild\"} 1.0",
-            "# EOF",
-        ] {
-            assert!(text.lines().any(|found| found == line), "{line} in\n{text}");
-        }
-    }
-
-    #[test]
-    fn each_metric_is_described_once() {
-        let text = text(snapshot());
-        let mut names: Vec<_> = text
-            .lines()
-            .filter(|line| line.starts_with("# TYPE "))
-            .collect();
-        let all = names.len();
-        names.sort_unstable();
-        names.dedup();
-        assert_eq!(names.len(), all);
-        assert!(all > 20, "{all}");
-    }
-
-    #[test]
-    fn a_daemon_without_a_model_has_no_plan_to_tell_of() {
-        let text = text(Snapshot::default());
-        assert!(!text.contains("sluice_level"));
-        assert!(text.ends_with("# EOF\n"));
-    }
-}
+mod tests;

@@ -10,7 +10,9 @@ use std::{
 
 use futures_util::StreamExt;
 use http_body::{Body as HttpBody, Frame};
-use sluice_http::{Admission as BodyAdmission, Door, Health, HttpFront, HttpOptions};
+use sluice_http::{
+    Admission as BodyAdmission, Door, Health, HttpFront, HttpOptions, limits::LABELLED_MODELS_MAX,
+};
 use sluice_proto::v1::DaemonState;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -30,6 +32,10 @@ use super::{
     incoming::{Admission, CallPlace, Peer, http_connections},
     messages::Share,
 };
+use crate::limits::LOADED_MODELS_MAX;
+
+// Metrics tell of each model that may be in memory.
+const _: () = assert!(LABELLED_MODELS_MAX == LOADED_MODELS_MAX);
 
 /// Serves until `closing` is cancelled and the last connection has ended. `services` are those that gRPC has.
 pub(super) async fn serve<S>(

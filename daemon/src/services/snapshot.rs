@@ -80,6 +80,7 @@ fn loaded_model(daemon: &Daemon, model: &ServingModel) -> Option<v1::LoadedModel
             running: queue.running as u32,
         }),
         unused_ms: (!is_used).then_some(uses.unused_for.as_millis() as u64),
+        passes: Some(translate::plan::pass_statistics(&in_force.passes)),
     })
 }
 
