@@ -14,7 +14,6 @@ use sluice_shared::{
 use crate::{
     fields::fields,
     limits::{REQUEST_TIMEOUT_MAX, TEXTS_MAX},
-    terms::CallTerms,
     values::{Few, Word},
 };
 
@@ -107,12 +106,19 @@ word!(WhenFull(bool) "wait, refuse", |word| match word {
 });
 
 impl Extension {
-    /// What goes beside the message.
-    pub(crate) fn terms(&self) -> CallTerms {
-        CallTerms {
-            timeout: self.timeout_ms.map(|TimeoutMs(timeout)| timeout),
-            is_impatient: self.when_full.is_some_and(|Word(WhenFull(refuse))| refuse),
-        }
+    /// The request's own time.
+    pub(crate) fn timeout(&self) -> Option<Duration> {
+        self.timeout_ms.map(|TimeoutMs(timeout)| timeout)
+    }
+
+    /// Whether it is refused where the queue is full, rather than waiting.
+    pub(crate) fn is_impatient(&self) -> bool {
+        self.when_full.is_some_and(|Word(WhenFull(refuse))| refuse)
+    }
+
+    /// Whether pictures of the canvas are asked for.
+    pub(crate) fn shows_canvas(&self) -> bool {
+        self.canvas.unwrap_or_default()
     }
 
     /// Writes the options into a request.

@@ -1,9 +1,16 @@
 //! Running a generation: events become text that can't change any more, and facts at the beginning and the end.
 
-use sluice_proto::v1::{self, generate_request::Decoding, generation_event::Event};
+use sluice_proto::v1::{
+    self,
+    generate_request::{Decoding, Input},
+    generation_event::Event,
+};
 use tonic::Streaming;
 
-use crate::{failure::Failure, format, logprobs::TokenQueue, services::Services, terms::CallTerms};
+use crate::{
+    failure::Failure, field_names::TextApi, format, logprobs::TokenQueue, services::Services,
+    terms::CallTerms,
+};
 
 /// Metadata by which a call says what becomes of it where the queue is full (generation_service.proto).
 const WHEN_FULL: &str = "sluice-when-full";
@@ -15,6 +22,7 @@ pub(crate) const INFILL_TOKENS_DEFAULT: u32 = 16;
 #[derive(Debug)]
 pub(crate) struct Generation {
     events: Streaming<v1::GenerateResponse>,
+    origins: FieldOrigins,
     /// The operation's id.
     pub(crate) id: u64,
     /// Text that was handed on.
@@ -104,26 +112,15 @@ impl Generation {
             let refuse = tonic::metadata::MetadataValue::from_static("refuse");
             call.metadata_mut().insert(WHEN_FULL, refuse);
         }
-        let grammar = match &call.get_ref().decoding {
-            Some(Decoding::Autoregressive(options)) => options.grammar.as_ref().map(format::name),
-            Some(Decoding::Diffusion(_)) | None => None,
-        };
+        let origins = FieldOrigins::new(terms.api, call.get_ref());
         let answer = services.generation().generate(call).await;
-        let mut events = match (answer, &infill) {
-            (Ok(answer), _) => answer.into_inner(),
-            (Err(refused), infill) => {
-                let name = |field: &str| match field {
-                    // To the engine, the texts on both sides are pins.
-                    "diffusion.pins" if infill.is_some() => Some("suffix".to_owned()),
-                    "autoregressive.grammar" => grammar.map(str::to_owned),
-                    _ => None,
-                };
-                return Err(Failure::from(refused).renamed(name));
-            }
-        };
-        match event(&mut events).await? {
+        let mut events = answer
+            .map_err(|refused| origins.told(refused.into()))?
+            .into_inner();
+        match event(&mut events, origins).await? {
             Event::Queued(queued) => Ok(Self {
                 events,
+                origins,
                 id: queued.request_id,
                 text: String::new(),
                 tokens: TokenQueue::default(),
@@ -140,7 +137,7 @@ impl Generation {
     /// When the generation fails, or is cancelled by somebody else.
     pub(crate) async fn next(&mut self) -> Result<Progress, Failure> {
         loop {
-            match event(&mut self.events).await? {
+            match event(&mut self.events, self.origins).await? {
                 Event::Started(started) => {
                     if self
                         .infill
@@ -205,8 +202,45 @@ fn changed() -> Failure {
     Failure::unexpected("text changed that was to stay")
 }
 
-async fn event(events: &mut Streaming<v1::GenerateResponse>) -> Result<Event, Failure> {
-    let message = events.message().await?;
+async fn event(
+    events: &mut Streaming<v1::GenerateResponse>,
+    origins: FieldOrigins,
+) -> Result<Event, Failure> {
+    let message = events.message().await;
+    let message = message.map_err(|status| origins.told(status.into()))?;
     let event = message.and_then(|message| message.event?.event);
     event.ok_or_else(|| Failure::unexpected("a request ended without its last event"))
+}
+
+/// Where the fields of a request to the daemon came from: a refusal tells a field by the name that its caller knows.
+#[derive(Debug, Clone, Copy)]
+struct FieldOrigins {
+    api: TextApi,
+    /// What the answer's form is called.
+    grammar: Option<&'static str>,
+    is_edit: bool,
+}
+
+impl FieldOrigins {
+    fn new(api: TextApi, request: &v1::GenerateRequest) -> Self {
+        let grammar = match &request.decoding {
+            Some(Decoding::Autoregressive(options)) => options.grammar.as_ref(),
+            Some(Decoding::Diffusion(_)) | None => None,
+        };
+        Self {
+            api,
+            grammar: grammar.map(format::name),
+            is_edit: matches!(request.input, Some(Input::Edit(_))),
+        }
+    }
+
+    fn told(self, failure: Failure) -> Failure {
+        failure.renamed(|field| match (field, self.grammar) {
+            // To the engine, the texts on both sides of what is put in are pins.
+            ("diffusion.pins", _) if self.is_edit => self.api.name("edit"),
+            // A schema's name is the API's own.
+            ("autoregressive.grammar", Some(name)) if name != field => Some(name.to_owned()),
+            (field, _) => self.api.name(field),
+        })
+    }
 }

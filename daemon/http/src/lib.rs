@@ -12,6 +12,7 @@ mod documented;
 mod door;
 mod extension;
 mod failure;
+mod field_names;
 mod fields;
 mod format;
 mod generation;

@@ -3,13 +3,14 @@
 use sluice_proto::v1::{self, generate_request::Input};
 
 use crate::{
-    extension::Extension, failure::Failure, format, limits::CHOICES_MAX, models::untagged,
-    terms::CallTerms, values::Texts,
+    extension::Extension, failure::Failure, field_names::TextApi, format, limits::CHOICES_MAX,
+    models::untagged, terms::CallTerms, values::Texts,
 };
 
 /// What a request says beside its prompt.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Sampling {
+    pub(crate) api: TextApi,
     pub(crate) model: Option<String>,
     pub(crate) max_tokens: Option<u32>,
     pub(crate) temperature: Option<f64>,
@@ -50,8 +51,7 @@ impl Sampling {
 
     /// Whether pictures of the canvas are asked for.
     pub(crate) fn shows_canvas(&self) -> bool {
-        let asked = self.sluice.as_ref().and_then(|sluice| sluice.canvas);
-        asked.unwrap_or_default()
+        (self.sluice.as_ref()).is_some_and(Extension::shows_canvas)
     }
 
     /// The name of the model as the daemon has it; empty for the present one.
@@ -61,7 +61,12 @@ impl Sampling {
 
     /// What goes beside the messages.
     pub(crate) fn terms(&self) -> CallTerms {
-        (self.sluice.as_ref()).map_or_else(CallTerms::default, Extension::terms)
+        let sluice = self.sluice.as_ref();
+        CallTerms {
+            api: self.api,
+            timeout: sluice.and_then(Extension::timeout),
+            is_impatient: sluice.is_some_and(Extension::is_impatient),
+        }
     }
 
     /// A request for each answer to this input: they differ in their seeds.
@@ -109,14 +114,15 @@ impl Sampling {
         if options != v1::AutoregressiveOptions::default() {
             if let Some(other) = self.sluice.as_ref().and_then(Extension::of_diffusion) {
                 let asked = match &options.grammar {
-                    _ if !options.stop.is_empty() => "stop",
+                    _ if !options.stop.is_empty() => "autoregressive.stop",
                     Some(grammar) => format::name(grammar),
-                    None => "logprobs",
+                    None => "autoregressive.top_logprobs",
                 };
                 let problem = format!(
                     "is for autoregressive models, and `{other}` for masked diffusion models; leave one of them out"
                 );
-                return Err(Failure::field(asked, problem));
+                let failure = Failure::field(asked, problem);
+                return Err(failure.renamed(|field| self.api.name(field)));
             }
             *request.autoregressive_mut() = options;
         }

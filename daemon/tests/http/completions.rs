@@ -113,6 +113,9 @@ async fn autoregressive_models_stop_and_tell_probabilities() {
         assert!(own <= most && most <= 0.0, "{own} {most}");
     }
     assert_eq!(told["text_offset"][0], 0);
+    let many = ask(json!({"logprobs": 21}));
+    let (field, _) = http.post("/v1/completions", &many).await.refused(400);
+    assert_eq!(field.as_deref(), Some("logprobs"));
     let streamed = ask(json!({"logprobs": 0, "stream": true}));
     let events = http.post("/v1/completions", &streamed).await.events();
     let streamed = events

@@ -14,6 +14,7 @@ use crate::{
     body::HeldBody,
     extension::Extension,
     failure::Failure,
+    field_names::TextApi,
     fields::{self, fields},
     format::Format,
     logprobs,
@@ -93,7 +94,13 @@ fn job(request: ChatRequest) -> Result<Job, Failure> {
     };
     let options = request.options.unwrap_or_default();
     let top_logprobs = logprobs::asked(request.logprobs, request.top_logprobs)?;
-    let sampling = options.sampling(request.model, request.sluice, top_logprobs, request.format)?;
+    let sampling = options.sampling(
+        TextApi::OllamaChat,
+        request.model,
+        request.sluice,
+        top_logprobs,
+        request.format,
+    )?;
     Ok(Job {
         request: sampling.request(Input::Chat(chat))?,
         infill: None,

@@ -10,6 +10,7 @@ use crate::{
     body::HeldBody,
     extension::Extension,
     failure::Failure,
+    field_names::TextApi,
     fields::{self, fields},
     format::Format,
     generation::{INFILL_TOKENS_DEFAULT, Infill},
@@ -59,7 +60,13 @@ fn job(request: GenerateRequest) -> Result<Job, Failure> {
     let suffix = request.suffix.filter(|suffix| !suffix.is_empty());
     let options = request.options.unwrap_or_default();
     let top_logprobs = logprobs::asked(request.logprobs, request.top_logprobs)?;
-    let sampling = options.sampling(request.model, request.sluice, top_logprobs, request.format)?;
+    let sampling = options.sampling(
+        TextApi::OllamaGenerate,
+        request.model,
+        request.sluice,
+        top_logprobs,
+        request.format,
+    )?;
     let is_raw = request.raw.unwrap_or_default();
     if let (true, Some(_)) = (is_raw, &request.system) {
         let problem =

@@ -3,6 +3,7 @@
 use crate::{
     extension::Extension,
     failure::Failure,
+    field_names::TextApi,
     fields::fields,
     format::{self, Format},
     sampling::Sampling,
@@ -53,6 +54,7 @@ impl Options {
     /// When there are more tokens than can be counted, or several forms.
     pub(super) fn sampling(
         self,
+        api: TextApi,
         model: Option<String>,
         sluice: Option<Extension>,
         top_logprobs: Option<u32>,
@@ -61,6 +63,7 @@ impl Options {
         let most = self.num_predict.filter(|most| *most >= 0);
         let too_many = |_| Failure::field("options.num_predict", "is more than any model writes");
         Ok(Sampling {
+            api,
             model,
             max_tokens: most.map(u32::try_from).transpose().map_err(too_many)?,
             temperature: self.temperature,

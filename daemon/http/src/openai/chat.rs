@@ -15,6 +15,7 @@ use crate::{
     body::HeldBody,
     extension::Extension,
     failure::Failure,
+    field_names::TextApi,
     fields::{self, fields},
     format::{self, ResponseFormat},
     limits::TEXTS_MAX,
@@ -123,6 +124,7 @@ fn job(request: ChatRequest) -> Result<Job, Failure> {
     let format = request.response_format.map(ResponseFormat::into_grammar);
     let grammar = format::grammar(format.transpose()?.flatten(), request.sluice.as_ref())?;
     let sampling = Sampling {
+        api: TextApi::Chat,
         model: request.model,
         max_tokens: most_tokens(request.max_completion_tokens, request.max_tokens)?,
         temperature: request.temperature,

@@ -10,6 +10,7 @@ use crate::{
     body::HeldBody,
     extension::Extension,
     failure::Failure,
+    field_names::TextApi,
     fields::{self, fields},
     format,
     generation::{INFILL_TOKENS_DEFAULT, Infill},
@@ -77,6 +78,7 @@ fn job(request: CompletionRequest) -> Result<Job, Failure> {
         .prompt
         .ok_or_else(|| Failure::field("prompt", "is missing"))?;
     let sampling = Sampling {
+        api: TextApi::Completions,
         model: request.model,
         max_tokens: request.max_tokens,
         temperature: request.temperature,

@@ -31,7 +31,6 @@ struct ErrorObject {
 
 impl From<Failure> for ErrorBody {
     fn from(failure: Failure) -> Self {
-        let failure = failure.renamed(|field| Some(field_name(field)));
         let code = failure.reason.map(|reason| code(failure.status, reason));
         Self {
             error: ErrorObject {
@@ -81,32 +80,6 @@ fn code(status: StatusCode, reason: String) -> String {
     own.to_owned()
 }
 
-/// The name that a field of the daemon's schema has here.
-fn field_name(field: &str) -> String {
-    match field {
-        "length" => "max_tokens",
-        "chat" => "messages",
-        "chat.tools_json" => "tools",
-        "raw_text" | "tokens" => "prompt",
-        "autoregressive.stop" => "stop",
-        "autoregressive.top_logprobs" => "top_logprobs",
-        "autoregressive.grammar" => "response_format",
-        "thinking.steps" => "sluice.think_steps",
-        "thinking.prior" => "sluice.prior",
-        "block_length" => "sluice.block_length",
-        "sampling.eos_policy" => "sluice.eos_policy",
-        field if field.starts_with("edit") => "suffix",
-        field => {
-            return match field.split_once('.') {
-                Some(("diffusion", option)) => format!("sluice.{option}"),
-                Some(("sampling", option)) => option.to_owned(),
-                _ => field.to_owned(),
-            };
-        }
-    }
-    .to_owned()
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
@@ -114,6 +87,7 @@ mod tests {
     use tonic_types::{ErrorDetails, StatusExt};
 
     use super::*;
+    use crate::field_names::TextApi;
 
     fn error(code: Code, reason: &str, field: Option<&str>) -> (u16, Value) {
         let message = match field {
@@ -133,6 +107,7 @@ mod tests {
             details.add_bad_request_violation(field, &message);
         }
         let failure = Failure::from(Status::with_error_details(code, message, details));
+        let failure = failure.renamed(|field| TextApi::Chat.name(field));
         let status = failure.status.as_u16();
         let body = serde_json::to_value(ErrorBody::from(failure)).unwrap();
         (status, body["error"].clone())
@@ -155,7 +130,6 @@ mod tests {
         for (field, name) in [
             ("length", "max_tokens"),
             ("chat", "messages"),
-            ("edit.text", "suffix"),
             ("diffusion.kv_cache", "sluice.kv_cache"),
         ] {
             let (_, error) = error(Code::InvalidArgument, "INVALID_FIELD", Some(field));
