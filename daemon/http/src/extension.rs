@@ -37,7 +37,7 @@ fields! {
         honoured prior: Word<PriorSampling> = "latent thought models: how the learned prior is sampled, such as `heun:20`",
         honoured regex: String = "autoregressive models: a regular expression that the answer matches",
         honoured lark: String = "autoregressive models: rules that the answer matches ([grammars](grammars.md))",
-        honoured canvas: bool = "with `stream`: pictures of the canvas between the pieces of text",
+        honoured canvas: bool = "with `stream` of OpenAI's API: pictures of the canvas between the pieces of text",
         honoured timeout_ms: TimeoutMs = "time for the whole request, its wait included; at most a day",
         honoured when_full: Word<WhenFull> = "where the queue is full: `wait` (the default) or `refuse`, with status 429",
     }

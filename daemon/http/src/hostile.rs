@@ -42,7 +42,7 @@ const REQUESTS: [(&str, &str); 11] = [
     ),
     (
         "POST /v1/chat/completions",
-        r#"{"messages":[{"role":"user","content":"a"}],"sluice":{"preset":"fast","policy":"threshold:t=0.9","pins":[{"position":1,"text":"b"}],"kv_cache":"dual:refresh=4","canvas":true,"timeout_ms":10,"when_full":"refuse","prior":"heun:20"}}"#,
+        r#"{"messages":[{"role":"user","content":"a"}],"stream":true,"sluice":{"preset":"fast","policy":"threshold:t=0.9","pins":[{"position":1,"text":"b"}],"kv_cache":"dual:refresh=4","canvas":true,"timeout_ms":10,"when_full":"refuse","prior":"heun:20"}}"#,
     ),
     (
         "POST /v1/chat/completions",

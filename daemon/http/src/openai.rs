@@ -3,6 +3,7 @@
 pub(crate) mod answer;
 pub(crate) mod chat;
 pub(crate) mod completions;
+pub(crate) mod delivery;
 pub(crate) mod error;
 pub(crate) mod messages;
 pub(crate) mod models;

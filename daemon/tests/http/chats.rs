@@ -142,6 +142,15 @@ async fn what_cannot_be_honoured_is_refused_by_name() {
             "messages",
         ),
         (json!({"tool_choice": "required"}), "tool_choice"),
+        (
+            json!({"tool_choice": {"type": "function", "function": {"name": "f"}}}),
+            "tool_choice",
+        ),
+        (
+            json!({"stream_options": {"include_usage": true}}),
+            "stream_options",
+        ),
+        (json!({"sluice": {"canvas": true}}), "sluice.canvas"),
         // Of the daemon, which knows the model.
         (json!({"stop": "x"}), "stop"),
         (json!({"top_p": 0.5}), "top_p"),
@@ -162,7 +171,7 @@ async fn what_cannot_be_honoured_is_refused_by_name() {
     // What means nothing is taken.
     let nothing = json!({
         "frequency_penalty": 0, "logit_bias": {}, "logprobs": false, "store": false, "top_p": 1, "tools": [], "tool_choice": "none",
-        "user": "somebody", "metadata": {"a": "b"}, "response_format": {"type": "text"}, "stop": null,
+        "stream_options": {"include_usage": false}, "user": "somebody", "metadata": {"a": "b"}, "response_format": {"type": "text"}, "stop": null,
     });
     let answer = http.post("/v1/chat/completions", &story(nothing)).await;
     assert_eq!(answer.status, 200, "{}", answer.body);
@@ -246,7 +255,7 @@ async fn who_goes_away_is_not_answered_to_the_end() {
     for (stream, more) in cases {
         let body = json!({
             "prompt": [1, 2, 3], "max_tokens": 2048, "stream": stream,
-            "sluice": {"eos_policy": "suppress", "canvas": true},
+            "sluice": {"eos_policy": "suppress", "canvas": stream},
         })
         .to_string();
         let request = format!(

@@ -60,6 +60,14 @@ async fn errors_are_words_and_what_cannot_be_honoured_is_named() {
         let words = answer.json()["error"].as_str().unwrap().to_owned();
         assert!(words.contains(name), "{words}");
     }
+    let canvas = json!({"messages": messages, "sluice": {"canvas": true}});
+    let words = http.post("/api/chat", &canvas).await.json()["error"].to_string();
+    assert!(words.contains("sluice.canvas: "), "{words}");
+    // What both kinds of models have, under the key that it came by.
+    let both =
+        json!({"messages": messages, "options": {"stop": "x"}, "sluice": {"preset": "fast"}});
+    let words = http.post("/api/chat", &both).await.json()["error"].to_string();
+    assert!(words.contains("options.stop: "), "{words}");
     let other = json!({"model": "nobody/knows-it", "messages": messages});
     assert_eq!(http.post("/api/chat", &other).await.status, 404);
 }

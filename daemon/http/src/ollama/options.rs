@@ -51,7 +51,7 @@ impl Options {
     /// The options as all requests for text have them.
     ///
     /// # Errors
-    /// When there are more tokens than can be counted, or several forms.
+    /// When there are more tokens than can be counted, several forms, or pictures asked for.
     pub(super) fn sampling(
         self,
         api: TextApi,
@@ -60,6 +60,11 @@ impl Options {
         top_logprobs: Option<u32>,
         format: Option<Format>,
     ) -> Result<Sampling, Failure> {
+        if sluice.as_ref().is_some_and(Extension::shows_canvas) {
+            let problem =
+                "lines here have no place for pictures; streams of `/v1/chat/completions` have";
+            return Err(Failure::field("sluice.canvas", problem));
+        }
         let most = self.num_predict.filter(|most| *most >= 0);
         let too_many = |_| Failure::field("options.num_predict", "is more than any model writes");
         Ok(Sampling {

@@ -8,6 +8,7 @@ use sluice_proto::{
 };
 
 use super::{
+    delivery::{Delivery, StreamOptions},
     messages::{self, Message},
     run::{self, Calls, Job, Shape},
 };
@@ -38,7 +39,7 @@ fields! {
         honoured seed: i64 = "same seed, same text",
         honoured stop: Texts = "autoregressive models: a text or a list of at most 16",
         honoured stream: bool = "server-sent events; a delta is text that stays",
-        honoured stream_options: StreamOptions = "`include_usage`: a last event with the tokens",
+        honoured stream_options: StreamOptions = "with `stream`: `include_usage`, a last event with the tokens",
         honoured logprobs: bool = "autoregressive models: log-probabilities of the answer's tokens",
         honoured top_logprobs: u32 = "with `logprobs`: those of the so many most probable tokens beside, at most 20",
         honoured temperature: f64 = "0: the most probable token each time",
@@ -71,14 +72,6 @@ fields! {
         refused "store" unless False, "no text is kept",
         refused "verbosity" unless Text("medium"), "say it in the conversation",
         refused "web_search_options" unless Null, "nothing here searches",
-    }
-}
-
-fields! {
-    /// How an answer is streamed.
-    pub(crate) struct StreamOptions {
-        honoured include_usage: bool = "A last event has the tokens.",
-        accepted "include_obfuscation" = "Lengths of events are what they are.",
     }
 }
 
@@ -159,11 +152,7 @@ fn job(request: ChatRequest) -> Result<Job, Failure> {
             reader,
             first_alone: request.parallel_tool_calls == Some(false),
         }),
-        stream: request.stream.unwrap_or_default(),
-        includes_usage: (request.stream_options)
-            .and_then(|options| options.include_usage)
-            .unwrap_or_default(),
-        shows_canvas: sampling.shows_canvas(),
+        delivery: Delivery::new(request.stream, request.stream_options, &sampling)?,
         has_logprobs: sampling.top_logprobs.is_some(),
         terms: sampling.terms(),
     })

@@ -3,7 +3,7 @@
 use sluice_proto::v1::{self, generate_request::Input};
 
 use super::{
-    chat::StreamOptions,
+    delivery::{Delivery, StreamOptions},
     run::{self, Job, Shape},
 };
 use crate::{
@@ -32,7 +32,7 @@ fields! {
         honoured seed: i64 = "same seed, same text",
         honoured stop: Texts = "autoregressive models: a text or a list of at most 16",
         honoured stream: bool = "server-sent events; a piece is text that stays",
-        honoured stream_options: StreamOptions = "`include_usage`: a last event with the tokens",
+        honoured stream_options: StreamOptions = "with `stream`: `include_usage`, a last event with the tokens",
         honoured logprobs: u32 = "autoregressive models: log-probabilities of the answer's tokens, and of the so many most probable ones beside, at most 20",
         honoured temperature: f64 = "0: the most probable token each time",
         honoured top_p: f64 = "autoregressive models",
@@ -122,11 +122,7 @@ fn job(request: CompletionRequest) -> Result<Job, Failure> {
         infill,
         shape: Shape::Text { before },
         calls: None,
-        stream: request.stream.unwrap_or_default(),
-        includes_usage: (request.stream_options)
-            .and_then(|options| options.include_usage)
-            .unwrap_or_default(),
-        shows_canvas: sampling.shows_canvas(),
+        delivery: Delivery::new(request.stream, request.stream_options, &sampling)?,
         has_logprobs: sampling.top_logprobs.is_some(),
         terms: sampling.terms(),
     })

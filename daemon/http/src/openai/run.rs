@@ -16,6 +16,7 @@ use sluice_proto::v1;
 
 use super::{
     answer::{Choice, Content, Delta, Head, Logprobs, Message, ToolCall, Usage, finish_reason},
+    delivery::Delivery,
     error::ErrorBody,
 };
 use crate::{
@@ -41,9 +42,7 @@ pub(super) struct Job {
     pub(super) shape: Shape,
     /// How calls of functions are told from text, where there are functions.
     pub(super) calls: Option<Calls>,
-    pub(super) stream: bool,
-    pub(super) includes_usage: bool,
-    pub(super) shows_canvas: bool,
+    pub(super) delivery: Delivery,
     pub(super) has_logprobs: bool,
 }
 
@@ -91,7 +90,7 @@ pub(super) async fn run(services: &Services, mut job: Job) -> Result<Answer, Fai
             .push(Generation::begin(services, request, job.terms, job.infill.clone()).await?);
     }
     let first = generations.first().map_or(0, |generation| generation.id);
-    let mut answer = match job.stream {
+    let mut answer = match job.delivery.is_streamed {
         true => streaming::events(EventStream::begin(job, first, generations)),
         false => whole(&job, first, generations).await?,
     };
@@ -352,7 +351,7 @@ impl EventStream {
                     begun.level = pass.level();
                 }
                 self.text(index, more);
-                if self.job.shows_canvas {
+                if self.job.delivery.shows_canvas {
                     self.picture(index, &pass);
                 }
             }
@@ -436,7 +435,7 @@ impl EventStream {
         if let Some(head) = &self.head {
             let choices = [choice];
             let mut envelope = head.envelope(self.job.shape.piece_object(), &choices);
-            envelope.usage = self.job.includes_usage.then_some(None);
+            envelope.usage = self.job.delivery.includes_usage.then_some(None);
             self.ready.push_back(streaming::event(&envelope));
         }
     }
@@ -444,14 +443,14 @@ impl EventStream {
     fn picture(&mut self, index: u32, canvas: &v1::GenerationPass) {
         if let Some(head) = &self.head {
             let mut envelope = head.envelope(self.job.shape.piece_object(), &[]);
-            envelope.usage = self.job.includes_usage.then_some(None);
+            envelope.usage = self.job.delivery.includes_usage.then_some(None);
             envelope.sluice = Some(CanvasEvent { index, canvas });
             self.ready.push_back(streaming::event(&envelope));
         }
     }
 
     fn end(&mut self) {
-        if let (true, Some(head)) = (self.job.includes_usage, &self.head) {
+        if let (true, Some(head)) = (self.job.delivery.includes_usage, &self.head) {
             let mut envelope = head.envelope(self.job.shape.piece_object(), &[]);
             envelope.usage = Some(Some(self.usage));
             self.ready.push_back(streaming::event(&envelope));
