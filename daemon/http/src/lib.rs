@@ -7,6 +7,7 @@
 //! `docs/http.md` is for users. Its tables of fields are those of `openai` and `ollama`.
 
 mod body;
+mod calls;
 #[cfg(test)]
 mod documented;
 mod door;

@@ -13,6 +13,7 @@ use sluice_proto::v1;
 
 use super::{error::ErrorBody, time};
 use crate::{
+    calls::{Call, CallReader},
     extension::AnswerFacts,
     failure::Failure,
     generation::{Generation, Infill, Piece, Progress},
@@ -20,7 +21,6 @@ use crate::{
     services::Services,
     streaming::{self, Answer},
     terms::CallTerms,
-    tools::{Call, CallReader},
 };
 
 /// What is asked of the daemon, and how it is answered.

@@ -4,9 +4,9 @@ use serde::Serialize;
 use sluice_proto::v1;
 
 use crate::{
+    calls::Call,
     extension::{AnswerFacts, CanvasEvent},
     logprobs::{TextLogprobs, TokenLogprob},
-    tools::Call,
 };
 
 /// What all pieces of an answer begin with.

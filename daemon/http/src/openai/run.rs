@@ -20,6 +20,7 @@ use super::{
     error::ErrorBody,
 };
 use crate::{
+    calls::{Call, CallReader},
     extension::{AnswerFacts, CanvasEvent},
     failure::Failure,
     generation::{Generation, Infill, Piece, Progress},
@@ -27,7 +28,6 @@ use crate::{
     services::Services,
     streaming::{self, Answer, LAST_EVENT},
     terms::CallTerms,
-    tools::{Call, CallReader},
 };
 
 /// What is asked of the daemon, and how it is answered.
