@@ -3,31 +3,77 @@
 use std::{fs, path::Path};
 
 use crate::{
-    extension::Extension,
+    extension::{Extension, Pin},
     fields::{FieldRow, Fields, documented},
+    format::{NamedSchema, ResponseFormat},
     limits::*,
     ollama, openai,
+    tools::{Function, Tool},
 };
 
+/// The rows of an object's fields, behind what leads to them.
+type Group = (&'static str, &'static [FieldRow]);
+
 /// The tables, by the headings that they stand under.
-const TABLES: [(&str, &[FieldRow]); 7] = [
-    ("`/v1/chat/completions`", openai::chat::ChatRequest::ROWS),
-    ("Messages", openai::messages::Message::ROWS),
+const TABLES: [(&str, &[Group]); 10] = [
+    (
+        "`/v1/chat/completions`",
+        &[("", openai::chat::ChatRequest::ROWS)],
+    ),
+    ("Messages", &[("", openai::messages::Message::ROWS)]),
     (
         "`/v1/completions`",
-        openai::completions::CompletionRequest::ROWS,
+        &[("", openai::completions::CompletionRequest::ROWS)],
     ),
-    ("The key `sluice`", Extension::ROWS),
-    ("`/api/chat`", ollama::chat::ChatRequest::ROWS),
-    ("`/api/generate`", ollama::generate::GenerateRequest::ROWS),
-    ("Ollama's `options`", ollama::options::Options::ROWS),
+    ("Inside the fields of OpenAI's API", INSIDE_OPENAI),
+    (
+        "The key `sluice`",
+        &[("", Extension::ROWS), ("pins[].", Pin::ROWS)],
+    ),
+    ("`/api/chat`", &[("", ollama::chat::ChatRequest::ROWS)]),
+    (
+        "`/api/generate`",
+        &[("", ollama::generate::GenerateRequest::ROWS)],
+    ),
+    (
+        "Ollama's `options`",
+        &[("", ollama::options::Options::ROWS)],
+    ),
+    ("Inside the fields of Ollama's API", INSIDE_OLLAMA),
+    ("`/api/show`", &[("", ollama::models::ShowRequest::ROWS)]),
+];
+
+const INSIDE_OPENAI: &[Group] = &[
+    ("messages[].content[].", openai::messages::Part::ROWS),
+    (
+        "messages[].tool_calls[].",
+        openai::messages::EarlierCall::ROWS,
+    ),
+    (
+        "messages[].tool_calls[].function.",
+        openai::messages::EarlierFunction::ROWS,
+    ),
+    ("tools[].", Tool::ROWS),
+    ("tools[].function.", Function::ROWS),
+    ("response_format.", ResponseFormat::ROWS),
+    ("response_format.json_schema.", NamedSchema::ROWS),
+    ("stream_options.", openai::delivery::StreamOptions::ROWS),
+];
+
+const INSIDE_OLLAMA: &[Group] = &[
+    ("messages[].", ollama::chat::Message::ROWS),
+    ("messages[].tool_calls[].", ollama::chat::EarlierCall::ROWS),
+    (
+        "messages[].tool_calls[].function.",
+        ollama::chat::EarlierFunction::ROWS,
+    ),
 ];
 
 const HEAD: &str = "| field | | |\n|---|---|---|\n";
 
 /// The page with each table as it is here.
 fn updated(mut page: String) -> String {
-    for (heading, rows) in TABLES {
+    for (heading, groups) in TABLES {
         let heading = format!("\n### {heading}\n");
         let at = page.find(&heading).unwrap_or_else(|| panic!("no{heading}"));
         let begin = at + page[at..].find(HEAD).expect("a table under each heading") + HEAD.len();
@@ -36,7 +82,8 @@ fn updated(mut page: String) -> String {
             .take_while(|line| line.starts_with('|'))
             .map(|line| line.len() + 1)
             .sum();
-        page.replace_range(begin..begin + old, &documented(rows));
+        let rows = groups.iter().map(|(prefix, rows)| documented(prefix, rows));
+        page.replace_range(begin..begin + old, &rows.collect::<String>());
     }
     page
 }

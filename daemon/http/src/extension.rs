@@ -46,8 +46,8 @@ fields! {
 fields! {
     /// A text fixed from the start.
     pub(crate) struct Pin {
-        honoured position: u32 = "Counted from the first position to fill.",
-        honoured text: String = "What stands there.",
+        honoured position: u32 = "counted from the first position to fill",
+        honoured text: String = "what stands there",
     }
 }
 

@@ -262,9 +262,9 @@ impl<'de> Visitor<'de> for GistReader {
     }
 }
 
-/// A table as docs/http.md has it.
+/// A table as docs/http.md has it; `prefix` leads to its fields.
 #[cfg(test)]
-pub(crate) fn documented(rows: &[FieldRow]) -> String {
+pub(crate) fn documented(prefix: &str, rows: &[FieldRow]) -> String {
     let fate = |fate| match fate {
         Fate::Honoured => "honoured".to_owned(),
         Fate::Accepted => "accepted, no effect".to_owned(),
@@ -274,7 +274,10 @@ pub(crate) fn documented(rows: &[FieldRow]) -> String {
         Fate::Refused(Nothing::Empty) => "refused, unless empty".to_owned(),
         Fate::Refused(Nothing::Text(text)) => format!("refused, but for `\"{text}\"`"),
     };
-    let row = |row: &FieldRow| format!("| `{}` | {} | {} |\n", row.name, fate(row.fate), row.note);
+    let row = |row: &FieldRow| {
+        let (name, fate, note) = (row.name, fate(row.fate), row.note);
+        format!("| `{prefix}{name}` | {fate} | {note} |\n")
+    };
     rows.iter().map(row).collect()
 }
 

@@ -19,9 +19,9 @@ use crate::{
 fields! {
     /// A request of Ollama's `show`.
     pub(crate) struct ShowRequest {
-        honoured model: String = "The model.",
-        honoured name: String = "The same by its older name.",
-        accepted "verbose" = "There is no more.",
+        honoured model: String = "a name of `GET /api/tags`",
+        honoured name: String = "the same by its older name",
+        accepted "verbose" = "there is no more",
     }
 }
 

@@ -1,7 +1,7 @@
 //! `POST /v1/chat/completions`.
 
-use std::str::FromStr;
-
+use serde::{Deserialize, Deserializer, de::Error};
+use serde_json::value::RawValue;
 use sluice_proto::{
     model::MESSAGES_MAX,
     v1::{self, generate_request::Input},
@@ -25,7 +25,7 @@ use crate::{
     services::Services,
     streaming::Answer,
     tools::Tools,
-    values::{Few, Texts, Word},
+    values::{Few, Texts},
 };
 
 fields! {
@@ -48,7 +48,7 @@ fields! {
         honoured min_p: f64 = "autoregressive models; not OpenAI's",
         honoured repetition_penalty: f64 = "autoregressive models; not OpenAI's",
         honoured tools: Tools = "functions, where the model's chat template has a place for them; calls are read in the forms of Hermes, Qwen, Llama 3 and Mistral",
-        honoured tool_choice: Word<ToolChoice> = "`auto` or `none`; `required` and named functions are refused",
+        honoured tool_choice: ToolChoice = "`auto` or `none`; `required` and named functions are refused",
         honoured parallel_tool_calls: bool = "`false`: an answer has the first of its calls alone",
         honoured sluice: Extension = "all that is Sluice's own, see below",
         honoured modalities: Few<String, TEXTS_MAX> = "`[\"text\"]`",
@@ -82,14 +82,16 @@ pub(crate) enum ToolChoice {
     None,
 }
 
-impl FromStr for ToolChoice {
-    type Err = &'static str;
-
-    fn from_str(word: &str) -> Result<Self, Self::Err> {
-        match word {
-            "auto" => Ok(Self::Auto),
-            "none" => Ok(Self::None),
-            _ => Err("not supported: nothing makes a model call; there are `auto` and `none`"),
+impl<'de> Deserialize<'de> for ToolChoice {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        // A named function is an object.
+        let json = Box::<RawValue>::deserialize(from)?;
+        match json.get() {
+            r#""auto""# => Ok(Self::Auto),
+            r#""none""# => Ok(Self::None),
+            _ => Err(D::Error::custom(
+                "not supported: nothing makes a model call, or call this one; there are `auto` and `none`",
+            )),
         }
     }
 }
@@ -133,7 +135,7 @@ fn job(request: ChatRequest) -> Result<Job, Failure> {
         sluice: request.sluice,
     };
     let choices = sampling.choices(1)?;
-    let may_call = request.tool_choice != Some(Word(ToolChoice::None));
+    let may_call = request.tool_choice != Some(ToolChoice::None);
     let tools = request
         .tools
         .filter(|_| may_call)
