@@ -4,6 +4,7 @@ mod answer;
 pub(crate) mod chat;
 pub(crate) mod error;
 pub(crate) mod generate;
+mod loading;
 pub(crate) mod models;
 pub(crate) mod options;
 mod time;

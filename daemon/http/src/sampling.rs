@@ -61,12 +61,7 @@ impl Sampling {
 
     /// What goes beside the messages.
     pub(crate) fn terms(&self) -> CallTerms {
-        let sluice = self.sluice.as_ref();
-        CallTerms {
-            api: self.api,
-            timeout: sluice.and_then(Extension::timeout),
-            is_impatient: sluice.is_some_and(Extension::is_impatient),
-        }
+        CallTerms::new(self.api, self.sluice.as_ref())
     }
 
     /// A request for each answer to this input: they differ in their seeds.

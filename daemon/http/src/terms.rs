@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::field_names::TextApi;
+use crate::{extension::Extension, field_names::TextApi};
 
 /// What goes beside a request's message.
 #[derive(Debug, Clone, Copy)]
@@ -13,4 +13,15 @@ pub(crate) struct CallTerms {
     pub(crate) timeout: Option<Duration>,
     /// Whether it is refused where the queue is full, rather than waiting.
     pub(crate) is_impatient: bool,
+}
+
+impl CallTerms {
+    /// Those of a request with this under the key `sluice`.
+    pub(crate) fn new(api: TextApi, sluice: Option<&Extension>) -> Self {
+        Self {
+            api,
+            timeout: sluice.and_then(Extension::timeout),
+            is_impatient: sluice.is_some_and(Extension::is_impatient),
+        }
+    }
 }

@@ -1,8 +1,13 @@
 //! Ollama's API.
 
-use serde_json::json;
+use serde_json::{Value, json};
+use sluice_proto::v1;
+use tempfile::TempDir;
 
-use crate::client::HttpDaemon;
+use crate::{
+    client::{HttpDaemon, token_file},
+    support::checkpoints,
+};
 
 #[tokio::test]
 async fn chats_and_prompts_come_as_lines_and_whole() {
@@ -92,4 +97,59 @@ async fn what_there_is_to_call_is_told() {
     assert_eq!(shown["model_info"]["llada.context_length"], 512);
     assert_eq!(http.get("/api/chat").await.status, 405);
     assert_eq!(http.get("/api/chat").await.header("allow"), Some("post"));
+}
+
+#[tokio::test]
+async fn requests_without_a_prompt_load_and_unload() {
+    let (folder, secrets) = (checkpoints::writer(), TempDir::new().unwrap());
+    let tokens = token_file(&secrets, "operate aaaaaaaaaaaaaaaaaaaa\n");
+    let model = folder.path().join("writer");
+    let http = HttpDaemon::with_model(&model, &["--token-file", &tokens]).await;
+    let ask = |path: &'static str, request: Value| {
+        let http = &http;
+        async move {
+            let token = "Authorization: Bearer aaaaaaaaaaaaaaaaaaaa";
+            let line = format!("POST {path}");
+            let answer = http.send(&line, &[token], &request.to_string()).await;
+            assert_eq!(answer.status, 200, "{}", answer.body);
+            answer.json()
+        }
+    };
+    let loaded = || async {
+        let models = http.get("/api/ps").await.json()["models"].take();
+        let names = models.as_array().unwrap().iter();
+        let names = names.map(|model| model["name"].as_str().unwrap().to_owned());
+        names.collect::<Vec<_>>()
+    };
+    let name = loaded().await.remove(0);
+    let present = ask("/api/generate", json!({"model": name, "prompt": ""})).await;
+    assert_eq!(present["done_reason"], "load");
+    assert!(
+        present["done"] == true && present["response"] == "",
+        "{present}"
+    );
+    let mut operations = http.daemon.operations().await;
+    let request = v1::ListOperationsRequest {
+        kinds: vec![v1::OperationKind::Generate.into()],
+        ..Default::default()
+    };
+    let list = operations.list_operations(request).await.unwrap();
+    assert!(list.into_inner().operations.is_empty());
+
+    let mut other = json!({"model": "sluice-demo", "messages": []});
+    let answer = ask("/api/chat", other.clone()).await;
+    assert_eq!(answer["done_reason"], "load");
+    let nothing = json!({"role": "assistant", "content": ""});
+    assert_eq!(answer["message"], nothing);
+    assert_eq!(loaded().await, [name.as_str(), "sluice-demo"]);
+    other["keep_alive"] = json!(0);
+    // Who may have text generated may not unload.
+    let refused = http.post("/api/chat", &other).await;
+    assert_eq!(refused.status, 403, "{}", refused.body);
+    assert!(refused.body.contains("operate"), "{}", refused.body);
+    assert_eq!(ask("/api/chat", other).await["done_reason"], "unload");
+    assert_eq!(loaded().await, [name]);
+
+    let unknown = json!({"model": "nobody/knows-it"});
+    assert_eq!(http.post("/api/generate", &unknown).await.status, 404);
 }

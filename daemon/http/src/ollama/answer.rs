@@ -16,6 +16,7 @@ use crate::{
     calls::{Call, CallReader},
     extension::AnswerFacts,
     failure::Failure,
+    field_names::TextApi,
     generation::{Generation, Infill, Piece, Progress},
     logprobs::TokenLogprob,
     services::Services,
@@ -57,7 +58,7 @@ struct Line<'a> {
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
-enum Content {
+pub(super) enum Content {
     Message {
         role: &'static str,
         content: String,
@@ -69,7 +70,7 @@ enum Content {
 
 /// A call of a function.
 #[derive(Debug, Serialize)]
-struct ToolCall {
+pub(super) struct ToolCall {
     function: CalledFunction,
 }
 
@@ -107,7 +108,14 @@ struct End {
 }
 
 impl Shape {
-    fn content(self, text: String, calls: Vec<Call>) -> Content {
+    pub(super) fn api(self) -> TextApi {
+        match self {
+            Self::Chat => TextApi::OllamaChat,
+            Self::Generate => TextApi::OllamaGenerate,
+        }
+    }
+
+    pub(super) fn content(self, text: String, calls: Vec<Call>) -> Content {
         match self {
             Self::Chat => Content::Message {
                 role: "assistant",

@@ -8,6 +8,7 @@ use sluice_proto::{
 
 use super::{
     answer::{self, Job, Shape},
+    loading::{self, KeepAlive, LoadRequest},
     options::Options,
 };
 use crate::{
@@ -28,7 +29,7 @@ fields! {
     /// A request of Ollama's chats.
     pub(crate) struct ChatRequest {
         honoured model: String = "a name of `GET /api/tags`; absent: the present model",
-        honoured messages: Few<Message, MESSAGES_MAX> = "roles `system`, `user`, `assistant`, `tool`",
+        honoured messages: Few<Message, MESSAGES_MAX> = "roles `system`, `user`, `assistant`, `tool`; none: the model is loaded, and nothing is written",
         honoured tools: Tools = "functions, as in OpenAI's API",
         honoured options: Options = "see below",
         honoured format: Format = "autoregressive models: `\"json\"`, or a JSON schema",
@@ -36,7 +37,7 @@ fields! {
         honoured logprobs: bool = "autoregressive models: log-probabilities of the answer's tokens",
         honoured top_logprobs: u32 = "with `logprobs`: those of the so many most probable tokens beside, at most 20",
         honoured sluice: Extension = "all that is Sluice's own",
-        accepted "keep_alive" = "how long a model stays is the administrator's to say (`idle_unload`)",
+        honoured keep_alive: KeepAlive = "0 in a request without messages: the model is unloaded; else how long it stays is the administrator's to say (`idle_unload`)",
         refused "think" unless False, "latent thought models have `sluice.think_steps`",
     }
 }
@@ -79,6 +80,19 @@ fields! {
 /// When the request is wrong or refused.
 pub(crate) async fn answer(services: &Services, body: HeldBody) -> Result<Answer, Failure> {
     let request: ChatRequest = fields::read(body.bytes())?;
+    if request
+        .messages
+        .as_ref()
+        .is_none_or(|list| list.0.is_empty())
+    {
+        let request = LoadRequest {
+            shape: Shape::Chat,
+            model: request.model,
+            keep_alive: request.keep_alive,
+            sluice: request.sluice,
+        };
+        return loading::answer(services, request).await;
+    }
     let job = job(request)?;
     drop(body);
     answer::run(services, job).await

@@ -4,6 +4,7 @@ use sluice_proto::v1::{self, generate_request::Input};
 
 use super::{
     answer::{self, Job, Shape},
+    loading::{self, KeepAlive, LoadRequest},
     options::Options,
 };
 use crate::{
@@ -23,7 +24,7 @@ fields! {
     /// A request of Ollama's completions.
     pub(crate) struct GenerateRequest {
         honoured model: String = "a name of `GET /api/tags`; absent: the present model",
-        honoured prompt: String = "what the user says; with `raw`, text that goes on",
+        honoured prompt: String = "what the user says; with `raw`, text that goes on; without `raw` none: the model is loaded, and nothing is written",
         honoured suffix: String = "masked diffusion models, with `raw`: the answer is what goes between `prompt` and this",
         honoured system: String = "instructions before it",
         honoured raw: bool = "the prompt is taken as it is, without a chat template",
@@ -33,7 +34,7 @@ fields! {
         honoured logprobs: bool = "autoregressive models: log-probabilities of the answer's tokens",
         honoured top_logprobs: u32 = "with `logprobs`: those of the so many most probable tokens beside, at most 20",
         honoured sluice: Extension = "all that is Sluice's own",
-        accepted "keep_alive" = "how long a model stays is the administrator's to say (`idle_unload`)",
+        honoured keep_alive: KeepAlive = "0 in a request without a prompt: the model is unloaded; else how long it stays is the administrator's to say (`idle_unload`)",
         refused "template" unless Empty, "a model has its own",
         refused "context" unless Empty, "send the conversation to `/api/chat`",
         refused "images" unless Empty, "models here read text",
@@ -50,9 +51,27 @@ fields! {
 /// When the request is wrong or refused.
 pub(crate) async fn answer(services: &Services, body: HeldBody) -> Result<Answer, Failure> {
     let request: GenerateRequest = fields::read(body.bytes())?;
+    if request.is_without_prompt() {
+        let request = LoadRequest {
+            shape: Shape::Generate,
+            model: request.model,
+            keep_alive: request.keep_alive,
+            sluice: request.sluice,
+        };
+        return loading::answer(services, request).await;
+    }
     let job = job(request)?;
     drop(body);
     answer::run(services, job).await
+}
+
+impl GenerateRequest {
+    /// Whether it is about the model alone. With `raw`, an empty prompt is one that some models go on from.
+    fn is_without_prompt(&self) -> bool {
+        self.prompt.as_ref().is_none_or(String::is_empty)
+            && !self.raw.unwrap_or_default()
+            && self.suffix.as_ref().is_none_or(String::is_empty)
+    }
 }
 
 fn job(request: GenerateRequest) -> Result<Job, Failure> {
