@@ -30,6 +30,18 @@ def chat():
     assert [piece.done for piece in pieces] == [False] * (len(pieces) - 1) + [True]
 
 
+def turns():
+    first = client.chat(model=MODEL, messages=STORY, options=OPTIONS).message
+    messages = [*STORY, first, {"role": "user", "content": "And then?"}]
+    assert client.chat(model=MODEL, messages=messages, options=OPTIONS).done
+
+
+def loading():
+    """Without a prompt, a request is about the model alone."""
+    for loaded in (client.generate(model=MODEL), client.chat(model=MODEL, messages=[])):
+        assert loaded.done and loaded.done_reason == "load" and not loaded.eval_count, loaded
+
+
 def generate():
     whole = client.generate(model=MODEL, prompt="Once upon a time", raw=True, options=OPTIONS)
     pieces = client.generate(
@@ -86,7 +98,7 @@ def forms():
 
 
 def main():
-    for check in (models, chat, generate, refusals, logprobs, forms):
+    for check in (models, chat, turns, loading, generate, refusals, logprobs, forms):
         check()
         print(f"ollama {importlib.metadata.version('ollama')}: {check.__name__}")
 

@@ -103,6 +103,60 @@ def conversation():
     assert answer.choices[0].message.content is not None
 
 
+def turns():
+    """An answer goes back as the package writes it, with all fields that it has nothing in."""
+    arguments = dict(model=MODEL, max_tokens=8, seed=3)
+    first = client.chat.completions.create(messages=STORY, **arguments).choices[0].message
+    assert "annotations" in first.model_dump(), first
+    messages = [*STORY, first.model_dump(), {"role": "user", "content": "And then?"}]
+    second = client.chat.completions.create(messages=messages, **arguments)
+    assert second.choices[0].message.content is not None
+
+
+LOOK = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Looks where something is.",
+        "strict": True,
+        "parameters": {
+            "type": "object",
+            "properties": {"at": {"type": "integer"}},
+            "required": ["at"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+def calls():
+    """A call, and what the function says to it."""
+    if KIND != "autoregressive":
+        refused("tools", tools=[LOOK])
+        return
+    # A model of random weights makes no call by itself.
+    form = r'\{"name": "look", "arguments": \{"at": [0-9]\}\}'
+    arguments = dict(model=MODEL, tools=[LOOK], seed=3, temperature=1)
+    form = dict(max_tokens=100, extra_body={"sluice": {"regex": form}})
+    answer = client.chat.completions.create(messages=STORY, **arguments, **form).choices[0]
+    assert answer.finish_reason == "tool_calls", answer
+    (call,) = answer.message.tool_calls
+    at = json.loads(call.function.arguments)["at"]
+    assert call.function.name == "look" and 0 <= at <= 9, call
+    streamed = ""
+    for chunk in client.chat.completions.create(messages=STORY, stream=True, **arguments, **form):
+        for choice in chunk.choices:
+            for piece in choice.delta.tool_calls or []:
+                streamed += piece.function.arguments
+    assert streamed == call.function.arguments, streamed
+    told = {"role": "tool", "tool_call_id": call.id, "content": f"a kite is at {at}"}
+    messages = [*STORY, answer.message.model_dump(), told]
+    after = client.chat.completions.create(messages=messages, max_tokens=4, **arguments)
+    assert after.choices[0].finish_reason in ("stop", "length"), after
+    named = {"type": "function", "function": {"name": "look"}}
+    refused("tool_choice", tools=[LOOK], tool_choice=named)
+
+
 def completions():
     whole = client.completions.create(
         model=MODEL, prompt="Once upon a time", max_tokens=12, seed=3, temperature=0, echo=True
@@ -318,6 +372,8 @@ def main():
         chat,
         several,
         conversation,
+        turns,
+        calls,
         completions,
         refusals,
         own,
