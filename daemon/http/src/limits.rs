@@ -4,7 +4,8 @@ use std::time::Duration;
 
 /// Bytes of a request's body: as much as a message of gRPC may have.
 pub const BODY_BYTES_MAX: usize = 4 << 20;
-/// Bytes of a request's line and headers, and of what is written ahead of a client that reads.
+/// Bytes of a request's line and headers, of what is written ahead of a client that reads, and of what a client sends ahead of its
+/// answer.
 pub const BUFFER_BYTES_MAX: usize = 16 << 10;
 /// Headers of a request.
 pub const HEADERS_MAX: usize = 64;

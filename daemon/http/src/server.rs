@@ -105,3 +105,49 @@ impl HttpFront {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt, duplex},
+        time::sleep,
+    };
+    use tonic::Status;
+
+    use super::*;
+    use crate::door::OpenDoor;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_comes_ahead_is_answered_in_its_turn() {
+        let services = tower::service_fn(|_: GrpcRequest<Body>| async {
+            sleep(Duration::from_secs(5)).await;
+            let refused: Response<Body> = Status::unimplemented("nobody is here").into_http();
+            Ok::<_, Infallible>(refused)
+        });
+        let front = HttpFront::new(services, Arc::new(OpenDoor), HttpOptions::default());
+        let (mut client, server) = duplex(1 << 20);
+        let serving = front.serve(server, Extensions::new(), std::future::pending());
+        let asking = async {
+            let body = r#"{"messages":[{"role":"user","content":"a"}]}"#;
+            let length = body.len();
+            let first = format!(
+                "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n{body}"
+            );
+            let second = "GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+            client.write_all(first.as_bytes()).await.unwrap();
+            sleep(Duration::from_secs(1)).await;
+            client.write_all(second.as_bytes()).await.unwrap();
+            let mut answers = String::new();
+            client.read_to_string(&mut answers).await.unwrap();
+            answers
+        };
+        let (answers, ()) = tokio::join!(asking, serving);
+        assert!(answers.starts_with("HTTP/1.1 501 "), "{answers}");
+        assert!(
+            answers.ends_with("\r\n\r\nsluiced is running\n"),
+            "{answers}"
+        );
+    }
+}
