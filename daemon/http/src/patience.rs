@@ -11,6 +11,7 @@ use std::{
     task::{Context, Poll},
 };
 
+use futures_util::task::AtomicWaker;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     time::{Instant, Sleep, sleep_until},
@@ -29,6 +30,8 @@ pub(crate) struct Usage {
     unread_bodies: AtomicUsize,
     /// When the last one ended, or the connection began.
     idle_since: Mutex<Instant>,
+    /// Who waits for bytes while a request is under way, and has to wait less long once it ended.
+    reader: AtomicWaker,
 }
 
 impl Usage {
@@ -38,6 +41,7 @@ impl Usage {
             begun: AtomicUsize::new(0),
             unread_bodies: AtomicUsize::new(0),
             idle_since: Mutex::new(Instant::now()),
+            reader: AtomicWaker::new(),
         })
     }
 
@@ -80,6 +84,8 @@ impl Drop for RequestUnderWay {
         let mut idle_since = (self.0.idle_since.lock()).unwrap_or_else(PoisonError::into_inner);
         *idle_since = Instant::now();
         self.0.requests.fetch_sub(1, Ordering::Relaxed);
+        // The HTTP library need not read again by itself, and nothing else would end the wait.
+        self.0.reader.wake();
     }
 }
 
@@ -157,7 +163,11 @@ impl<S: AsyncRead + Unpin> AsyncRead for PatientStream<S> {
         let read = Pin::new(&mut own.stream).poll_read(cx, buf);
         // A body has a time of its own, and an answer takes as long as it takes.
         if own.usage.has_requests() {
-            return read;
+            own.usage.reader.register(cx.waker());
+            // It may have ended before it was told whom to wake.
+            if own.usage.has_requests() {
+                return read;
+            }
         }
         if read.is_ready() {
             own.head_since.get_or_insert_with(Instant::now);

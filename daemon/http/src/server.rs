@@ -112,16 +112,17 @@ mod tests {
 
     use tokio::{
         io::{AsyncReadExt, AsyncWriteExt, duplex},
-        time::sleep,
+        time::{sleep, timeout},
     };
     use tonic::Status;
+    use tower::service_fn;
 
     use super::*;
-    use crate::door::OpenDoor;
+    use crate::{door::OpenDoor, limits::KEEP_ALIVE_TIMEOUT};
 
     #[tokio::test(start_paused = true)]
     async fn a_request_that_comes_ahead_is_answered_in_its_turn() {
-        let services = tower::service_fn(|_: GrpcRequest<Body>| async {
+        let services = service_fn(|_: GrpcRequest<Body>| async {
             sleep(Duration::from_secs(5)).await;
             let refused: Response<Body> = Status::unimplemented("nobody is here").into_http();
             Ok::<_, Infallible>(refused)
@@ -149,5 +150,36 @@ mod tests {
             answers.ends_with("\r\n\r\nsluiced is running\n"),
             "{answers}"
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_ends_after_its_last_request_however_many_came_at_once() {
+        let services = service_fn(|_: GrpcRequest<Body>| {
+            let refused: Response<Body> = Status::unimplemented("nobody is here").into_http();
+            std::future::ready(Ok::<_, Infallible>(refused))
+        });
+        let front = HttpFront::new(services, Arc::new(OpenDoor), HttpOptions::default());
+        let request = |more: &str| {
+            format!("POST /v1/none HTTP/1.1\r\nHost: a\r\n{more}Content-Length: 4\r\n\r\nbody")
+        };
+        for first in ["", "Expect: 100-continue\r\n"] {
+            for count in 0..5 {
+                let (mut client, server) = duplex(1 << 20);
+                let closing = std::future::pending();
+                let serving = front.clone().serve(server, Extensions::new(), closing);
+                let asking = async {
+                    let requests = request(first) + &request("").repeat(count);
+                    client.write_all(requests.as_bytes()).await.unwrap();
+                    let mut answers = String::new();
+                    client.read_to_string(&mut answers).await.unwrap();
+                    answers
+                };
+                let both = async { tokio::join!(asking, serving) };
+                let (answers, ()) = timeout(2 * KEEP_ALIVE_TIMEOUT, both)
+                    .await
+                    .unwrap_or_else(|_| panic!("{first}{count}: it has no end"));
+                assert_eq!(answers.matches("HTTP/1.1 404 ").count(), count + 1);
+            }
+        }
     }
 }
