@@ -28,8 +28,8 @@ const KILLED: &str = "killed_";
 const KILLS: &str = "SLUICE_KILLS";
 const KILLS_DEFAULT: &str = "200";
 
-/// Tests of `fuzz/tests/sample.rs` that take as many inputs as the variable says: those whose inputs are quick.
-const FUZZED: [&str; 1] = ["token_files"];
+/// Tests of `fuzz/tests/sample` that take as many inputs as the variable says: those whose inputs are quick.
+const FUZZED: [&str; 3] = ["token_files", "http_bodies", "http_connections"];
 const FUZZ_INPUTS: &str = "SLUICE_FUZZ_INPUTS";
 const FUZZ_INPUTS_DEFAULT: &str = "10000000";
 

@@ -18,8 +18,6 @@ mod fields;
 mod format;
 mod generation;
 mod health;
-#[cfg(test)]
-mod hostile;
 pub mod limits;
 mod logprobs;
 mod metrics;

@@ -1,5 +1,7 @@
 //! A bounded sample of what the fuzzers try: bytes at random, and changed ones of a small container, a small GGUF file,
-//! a small file of PyTorch and one of tokens.
+//! a small file of PyTorch, one of tokens, and requests of HTTP.
+
+mod http;
 
 use std::{fs, sync::atomic::AtomicBool};
 

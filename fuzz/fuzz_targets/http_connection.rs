@@ -1,0 +1,7 @@
+//! See `src/http.rs`.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    sluice_fuzz::http_connection(bytes);
+});
