@@ -1,91 +1,33 @@
 //! A clock that jumps. Certificates alone depend on what time it is; whatever waits, waits by a clock that nobody sets.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::time::Duration;
 
 use sluice_proto::v1::{
     self, generation_event::Event, telemetry_service_client::TelemetryServiceClient,
 };
-use tempfile::TempDir;
-use testkit::{
-    certificates::{Validity, write},
-    not_run,
-};
+use testkit::{certificates::Validity, not_run};
 
 use crate::support::{
-    Daemon, checkpoints, command, done, long, next,
-    tls::{NAMES, ReachableDaemon},
-    tokens, within,
+    checkpoints,
+    clock::{MISSING, SetClock},
+    done, long, next, tokens, within,
 };
-
-/// Where Debian and others have the library, in a folder named after the processor.
-fn library() -> Option<PathBuf> {
-    let folders = fs::read_dir("/usr/lib").ok()?;
-    let mut folders = folders.filter_map(|entry| Some(entry.ok()?.path()));
-    folders.find_map(|folder| {
-        let library = folder.join("faketime/libfaketimeMT.so.1");
-        library.exists().then_some(library)
-    })
-}
-
-/// A daemon whose clock is set by a file.
-struct Jumping {
-    reachable: ReachableDaemon,
-    clock: PathBuf,
-}
-
-impl Jumping {
-    async fn start(library: &Path) -> Self {
-        let (files, authority, flags) = ReachableDaemon::files(&NAMES, Validity::Now);
-        let clock = write(&files.path().join("clock"), "+0");
-        let folder = TempDir::new().unwrap();
-        let socket = folder.path().join("s");
-        let mut command = command(folder.path());
-        command
-            .env("LD_PRELOAD", library)
-            .env("FAKETIME_TIMESTAMP_FILE", &clock)
-            .env("FAKETIME_NO_CACHE", "1")
-            // A clock that is set is one of two. The other name is that of older versions.
-            .env("FAKETIME_DONT_FAKE_MONOTONIC", "1")
-            .env("DONT_FAKE_MONOTONIC", "1")
-            .arg("--socket")
-            .arg(&socket)
-            .arg("--model")
-            .arg(checkpoints::slow())
-            .args(["--idle-unload", "1h", "--roles", "generate=*,cert:*"])
-            .args(flags);
-        let daemon = Daemon::spawn(folder, socket, command).await;
-        daemon.model_state(v1::ModelState::Ready).await;
-        Self {
-            reachable: ReachableDaemon::of(daemon, authority, files),
-            clock,
-        }
-    }
-
-    /// Sets the daemon's clock to the right one and so many days.
-    fn jump(&self, days: i32) {
-        write(&self.clock, &format!("{days:+}d"));
-    }
-}
 
 /// As far as certificates of tests count, and further than anything waits.
 const JUMPS: [i32; 4] = [400, -400, 3650, 0];
 
 #[tokio::test]
 async fn a_clock_that_jumps_ends_nothing() {
-    let Some(library) = library() else {
-        return not_run("libfaketime is not here; on Debian: apt-get install faketime");
+    let model = checkpoints::slow().to_str().unwrap();
+    let arguments = ["--model", model, "--idle-unload", "1h"];
+    let roles = ["--roles", "generate=*,cert:*"];
+    let (reachable, clock) = SetClock::daemon(&[&arguments[..], &roles].concat()).await;
+    let Some(clock) = clock else {
+        return not_run(MISSING);
     };
-    let jumping = Jumping::start(&library).await;
-    let daemon = &jumping.reachable.daemon;
-    let client = jumping
-        .reachable
-        .authority
-        .client(&["a.example"], Validity::Now);
-    let kept = jumping.reachable.connect(Some(&client)).await.unwrap();
+    let daemon = &reachable.daemon;
+    let client = reachable.authority.client(&["a.example"], Validity::Now);
+    let kept = reachable.connect(Some(&client)).await.unwrap();
     let mut kept = TelemetryServiceClient::new(kept);
 
     // During a generation, and with one that has a deadline.
@@ -95,7 +37,7 @@ async fn a_clock_that_jumps_ends_nothing() {
     let mut generation = daemon.generation().await;
     let limited = generation.generate(limited).await.unwrap();
     for days in JUMPS {
-        jumping.jump(days);
+        clock.jump(days);
         for _ in 0..3 {
             loop {
                 let event = within("a pass", next(&mut stream)).await.unwrap();
@@ -110,7 +52,7 @@ async fn a_clock_that_jumps_ends_nothing() {
         let up_ms = snapshot.daemon.unwrap().uptime_ms;
         assert!(up_ms < 3_600_000, "{days} days: up {up_ms} ms");
         // Who comes now shows a certificate, which is of its time.
-        let comes = jumping.reachable.connect(Some(&client)).await;
+        let comes = reachable.connect(Some(&client)).await;
         assert_eq!(comes.is_ok(), days == 0, "{days} days");
     }
     let mut limited = limited.into_inner();
@@ -120,7 +62,7 @@ async fn a_clock_that_jumps_ends_nothing() {
 
     // While nothing runs: the model stays for an hour of the other clock.
     for days in JUMPS {
-        jumping.jump(days);
+        clock.jump(days);
         tokio::time::sleep(Duration::from_millis(1500)).await;
         let model = daemon.snapshot().await.model.unwrap();
         assert_eq!(model.state(), v1::ModelState::Ready, "{days} days");

@@ -39,6 +39,7 @@ mod services;
 mod settings;
 mod several_models;
 mod shutdown;
+mod smuggling;
 mod sockets;
 mod states;
 mod support;

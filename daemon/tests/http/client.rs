@@ -124,7 +124,7 @@ impl HttpDaemon {
 }
 
 /// The port that the daemon tells in its log.
-fn port(log: &str) -> SocketAddr {
+pub(crate) fn port(log: &str) -> SocketAddr {
     let line = log.lines().find(|line| line.contains("serving HTTP"));
     let (_, port) = line
         .and_then(|line| line.split_once("port="))

@@ -10,6 +10,8 @@ mod completions;
 mod forms;
 mod health;
 mod ollama;
+mod renewal;
 mod rude;
+mod secure;
 mod strangers;
 mod tls;

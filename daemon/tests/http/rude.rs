@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use sluice_daemon::limits::{CONNECTIONS_MAX, USER_MESSAGES_BYTES_MAX};
-use sluice_http::limits::{BODY_BYTES_MAX, HEADER_TIMEOUT, HEADERS_MAX};
+use sluice_http::limits::{BODY_BYTES_MAX, BODY_TIMEOUT, HEADER_TIMEOUT, HEADERS_MAX};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -156,6 +156,35 @@ async fn lists_without_end_are_refused() {
     let refused = http.send("POST /v1/chat/completions", &[], &body).await;
     assert_eq!(refused.status, 400, "{}", refused.body);
     assert!(refused.body.contains("more than 4096 elements"));
+    assert!(is_served(&http).await);
+}
+
+#[tokio::test]
+async fn a_body_that_does_not_come_is_not_waited_for() {
+    let http = HttpDaemon::embedded().await;
+    let mut slow = http.connect().await;
+    let head = format!("POST /v1/completions HTTP/1.1\r\n{HOST}Content-Length: 1000\r\n\r\n");
+    let begun = Instant::now();
+    slow.write_all(head.as_bytes()).await.unwrap();
+    let (mut read, mut write) = slow.split();
+    let mut answer = vec![0; 1000];
+    // A byte now and then, as long as it is taken.
+    let dripping = async {
+        while write.write_all(b" ").await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+        std::future::pending::<()>().await;
+    };
+    let count = within("the refusal", async {
+        tokio::select! {
+            count = read.read(&mut answer) => count.unwrap(),
+            () = dripping => unreachable!("it goes on"),
+        }
+    })
+    .await;
+    let answer = String::from_utf8_lossy(&answer[..count]);
+    assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
+    assert!(begun.elapsed() >= BODY_TIMEOUT);
     assert!(is_served(&http).await);
 }
 

@@ -1,6 +1,7 @@
 //! Starting daemons, talking to them, and waiting without sleeping longer than needed.
 
 pub(crate) mod checkpoints;
+pub(crate) mod clock;
 pub(crate) mod http2;
 pub(crate) mod tls;
 

@@ -16,7 +16,7 @@ use tokio_rustls::{
     client::TlsStream,
     rustls::{
         self, ClientConfig, RootCertStore,
-        pki_types::{CertificateDer, ServerName, pem::PemObject},
+        pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
     },
 };
 use tonic::{Request, Status, client::Grpc, codegen::http::uri::PathAndQuery, transport::Channel};
@@ -170,25 +170,59 @@ pub(crate) fn reason(status: Status) -> Option<String> {
     CallError::from(status).reason
 }
 
-/// Begins TLS by hand, without a client's certificate.
+/// Begins TLS by hand for gRPC, without a client's certificate.
 pub(crate) async fn secured(
     stream: TcpStream,
     name: &str,
     ca: &Path,
 ) -> io::Result<TlsStream<TcpStream>> {
-    let mut roots = RootCertStore::empty();
-    roots
-        .add(CertificateDer::from_pem_file(ca).unwrap())
-        .unwrap();
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let mut config = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    config.alpn_protocols = vec![b"h2".to_vec()];
-    let name = ServerName::try_from(name.to_owned()).unwrap();
-    TlsConnector::from(Arc::new(config))
-        .connect(name, stream)
-        .await
+    let client = TlsClient {
+        protocol: "h2",
+        name,
+        ca,
+        own: None,
+    };
+    client.begin(stream).await
+}
+
+/// What a client of TLS brings.
+pub(crate) struct TlsClient<'a> {
+    /// What is spoken within.
+    pub(crate) protocol: &'a str,
+    /// The server's.
+    pub(crate) name: &'a str,
+    /// The authority that it trusts.
+    pub(crate) ca: &'a Path,
+    /// A certificate of its own.
+    pub(crate) own: Option<&'a SignedCertificate>,
+}
+
+impl TlsClient<'_> {
+    /// Makes the handshake. Whether the server takes the client's certificate is told afterwards.
+    pub(crate) async fn begin(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
+        let mut roots = RootCertStore::empty();
+        roots
+            .add(CertificateDer::from_pem_file(self.ca).unwrap())
+            .unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots);
+        let mut config = match self.own {
+            Some(own) => {
+                let certificate = CertificateDer::from_pem_slice(own.certificate.as_bytes());
+                let key = PrivateKeyDer::from_pem_slice(own.key.as_bytes());
+                config
+                    .with_client_auth_cert(vec![certificate.unwrap()], key.unwrap())
+                    .unwrap()
+            }
+            None => config.with_no_client_auth(),
+        };
+        config.alpn_protocols = vec![self.protocol.as_bytes().to_vec()];
+        let name = ServerName::try_from(self.name.to_owned()).unwrap();
+        TlsConnector::from(Arc::new(config))
+            .connect(name, stream)
+            .await
+    }
 }
