@@ -10,13 +10,18 @@ use crate::system::{cargo, has};
 use crate::{clean_root, cluster};
 
 /// Beginnings of the names of ignored tests that are run here alone.
-pub(crate) const TESTS: [&str; 2] = [THOUSAND, CROWD];
+pub(crate) const TESTS: [&str; 3] = [THOUSAND, CROWD, MIXED];
 const THOUSAND: &str = "a_thousand_requests";
 const CROWD: &str = "a_crowd_of_clients";
+const MIXED: &str = "a_mixed_load";
 
 /// How long clients keep a daemon busy, unless the variable says otherwise.
 const MINUTES: &str = "SLUICE_LOAD_MINUTES";
 const MINUTES_DEFAULT: &str = "60";
+
+/// How many requests a mixed load has, unless the variable says otherwise.
+const MIXED_REQUESTS: &str = "SLUICE_MIXED_REQUESTS";
+const MIXED_REQUESTS_DEFAULT: &str = "5040";
 
 /// Beginnings of the names of tests that change files at random, as often as the variable says.
 const MUTATED: &str = "mutated_";
@@ -52,7 +57,7 @@ const CONCURRENT: [&str; 4] = ["-p", "sluice-engine", "-p", "sluice-daemon"];
 const SANITIZED: &str = "target/sanitizer";
 
 pub(crate) fn run() -> ExitCode {
-    let all: [Step; 11] = [
+    let all: [Step; 12] = [
         ("hostile bytes", hostile_bytes),
         ("mutated files", mutated_files),
         ("fuzzed inputs", fuzzed_inputs),
@@ -61,6 +66,7 @@ pub(crate) fn run() -> ExitCode {
         ("packages", clean_root::check_release),
         ("load", load),
         ("cluster", cluster::check_crowd),
+        ("mixed load", mixed_load),
         ("address sanitizer", address_sanitizer),
         ("thread sanitizer", thread_sanitizer),
         ("another processor", another_processor),
@@ -119,6 +125,17 @@ fn load() -> io::Result<Outcome> {
     ]);
     if std::env::var_os(MINUTES).is_none() {
         test.env(MINUTES, MINUTES_DEFAULT);
+    }
+    command(&mut test)
+}
+
+/// With all features, of which a mixed load takes most.
+fn mixed_load() -> io::Result<Outcome> {
+    let mut test = cargo();
+    test.args(["test", "-p", "sluice-daemon", "--features", "installed"]);
+    test.args(["--test", "http", "--", "--ignored", "--nocapture", MIXED]);
+    if std::env::var_os(MIXED_REQUESTS).is_none() {
+        test.env(MIXED_REQUESTS, MIXED_REQUESTS_DEFAULT);
     }
     command(&mut test)
 }

@@ -9,6 +9,7 @@ mod client;
 mod completions;
 mod forms;
 mod health;
+mod mixed_load;
 mod ollama;
 mod renewal;
 mod rude;

@@ -179,34 +179,39 @@ impl Random {
 /// of its own.
 pub(crate) fn writer() -> TempDir {
     let folder = TempDir::new().unwrap();
-    let model = folder.path().join("writer");
-    let embedded = Path::new(env!("CARGO_MANIFEST_DIR")).join("model");
-    let tokenizer = fs::read(embedded.join("tokenizer.json")).unwrap();
+    write_writer(&folder.path().join("writer"), 5, |_| {});
+    folder
+}
+
+/// Such a model in a folder, with weights that follow from a number, and another shape.
+pub(crate) fn write_writer(model: &Path, seed: u64, reshape: impl FnOnce(&mut Shape)) {
+    let tokenizer = fs::read(demo().join("tokenizer.json")).unwrap();
     let text = Tokenizer::new(&tokenizer, None).unwrap();
+    let mut shape = Shape {
+        naming: TensorNaming::HuggingFace,
+        layers: 2,
+        hidden_size: 64,
+        attention_heads: 4,
+        kv_heads: 2,
+        head_dim: 16,
+        intermediate_size: 160,
+        padded_vocab_size: text.vocab_size(),
+        context_length: 512,
+        causal: true,
+        tied: false,
+        biases: false,
+        layer_kind: LayerKind::Attention,
+    };
+    reshape(&mut shape);
     let synthesis = SynthOptions {
-        shape: Shape {
-            naming: TensorNaming::HuggingFace,
-            layers: 2,
-            hidden_size: 64,
-            attention_heads: 4,
-            kv_heads: 2,
-            head_dim: 16,
-            intermediate_size: 160,
-            padded_vocab_size: text.vocab_size(),
-            context_length: 512,
-            causal: true,
-            tied: false,
-            biases: false,
-            layer_kind: LayerKind::Attention,
-        },
+        shape,
         dtype: SynthDType::F32,
-        seed: 5,
+        seed,
         threads: 1,
     };
     let never = AtomicBool::new(false);
-    synthesis.write(&model, &never, &mut |_, _| {}).unwrap();
+    synthesis.write(model, &never, &mut |_, _| {}).unwrap();
     fs::write(model.join("tokenizer.json"), tokenizer).unwrap();
     let template = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:";
     fs::write(model.join("chat_template.jinja"), template).unwrap();
-    folder
 }
