@@ -134,17 +134,16 @@ impl<S> QueueInner<S> {
     }
 
     fn has_work(&self) -> bool {
-        self.has_commands() || !self.waiting.is_empty()
+        self.has_commands() || !self.rooms.is_empty() || !self.waiting.is_empty()
     }
 
-    /// Whether there is something that comes before requests.
+    /// Whether there is something that waits for the running requests to end. What other engines ask for is done between passes.
     fn has_commands(&self) -> bool {
         let has_changes =
             !self.loads.is_empty() || !self.unloads.is_empty() || self.apply.is_some();
         self.stopped
             || self.step.is_some()
             || !self.measures.is_empty()
-            || !self.rooms.is_empty()
             || (has_changes && self.may_change())
     }
 
@@ -323,6 +322,11 @@ impl<S: LoadStep> Queue<S> {
     /// A change of the settings that came while requests run.
     pub(crate) fn take_apply(&self) -> Option<ApplyCommand> {
         self.state().next_apply()
+    }
+
+    /// What other engines asked for while requests run.
+    pub(crate) fn take_room_command(&self) -> Option<RoomCommand> {
+        self.state().rooms.pop_front()
     }
 
     pub(crate) fn cancel(&self, id: u64) {

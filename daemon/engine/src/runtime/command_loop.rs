@@ -46,7 +46,12 @@ impl Worker {
                 false if self.may_narrow() => queue.next_within(NARROWING_PATIENCE),
                 false => Some(queue.next()),
             };
-            if !matches!(command, Some(Command::Stop)) {
+            // Nothing is computed for these, and others may be about to load into the memory.
+            let computes = !matches!(
+                command,
+                Some(Command::Stop | Command::Room(RoomCommand::GiveUp(_)))
+            );
+            if computes {
                 self.turn.take();
             }
             self.shared.heartbeat.begin(match command {
@@ -66,6 +71,7 @@ impl Worker {
                 None if is_switching => self.advance_switch_idle(),
                 None => self.narrow(),
             }
+            self.take_room_back();
             // Whoever asked has been told. Nothing more can be done on a failed device: the thread ends, and the daemon
             // with it.
             if self.ops.device().has_failed() {
@@ -75,7 +81,7 @@ impl Worker {
     }
 
     /// Gives memory up for other engines, or takes it back from them.
-    fn change_room(&mut self, command: RoomCommand) {
+    pub(super) fn change_room(&mut self, command: RoomCommand) {
         match command {
             RoomCommand::GiveUp(report) => {
                 if let Some(current) = &mut self.current {
@@ -84,13 +90,19 @@ impl Worker {
                 report();
             }
             RoomCommand::TakeBack => {
-                let is_switching = |current: &CurrentModel| current.switch.is_some();
-                let is_busy = self.current.as_ref().is_some_and(is_switching);
-                if !is_busy && self.loading.is_none() {
-                    let (choices, budget) = self.aim();
-                    self.regain(choices, budget);
-                }
+                self.may_regain = true;
+                self.take_room_back();
             }
+        }
+    }
+
+    /// Makes weights resident again that gave way to models which have gone; after a switch or load that is in progress.
+    pub(super) fn take_room_back(&mut self) {
+        let is_switching = |current: &CurrentModel| current.switch.is_some();
+        let is_busy = self.current.as_ref().is_some_and(is_switching) || self.loading.is_some();
+        if !is_busy && std::mem::take(&mut self.may_regain) {
+            let (choices, budget) = self.aim();
+            self.regain(choices, budget);
         }
     }
 

@@ -33,6 +33,8 @@ pub(super) struct Worker {
     pub(super) loading: Option<RunningLoad>,
     /// The watch over the GPU's memory.
     pub(super) memory_watch: GpuMemoryWatch,
+    /// Models of other engines have gone, and nobody has looked since whether streamed weights have room now.
+    pub(super) may_regain: bool,
     /// The turn that engines of one device take: this one computes while it has it.
     pub(super) turn: DeviceTurn,
 }
@@ -49,6 +51,7 @@ impl Worker {
             parallel: group.options.parallel.clamp(1, PARALLEL_MAX),
             loading: None,
             memory_watch: GpuMemoryWatch::new(group.memory_at_start),
+            may_regain: false,
             turn: group.turns.place(shared.heartbeat.clone()),
             shared,
         }

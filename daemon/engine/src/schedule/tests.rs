@@ -226,6 +226,21 @@ fn changes_leave_turns_to_requests() {
 }
 
 #[test]
+fn what_other_engines_ask_for_keeps_nobody_from_joining() {
+    let queue = Queue::new(4);
+    submit_by(&queue, 1);
+    assert!(matches!(queue.next(), Command::Run(..)));
+    let joins = submit_by(&queue, 1);
+    assert!(queue.room_command(RoomCommand::TakeBack).is_ok());
+    assert_eq!(queue.front().unwrap().id, joins.id);
+    assert!(queue.take_room_command().is_some());
+    assert!(queue.take_room_command().is_none());
+    // Where nothing runs it comes before requests.
+    assert!(queue.room_command(RoomCommand::TakeBack).is_ok());
+    assert!(matches!(queue.next(), Command::Room(_)));
+}
+
+#[test]
 fn commands_are_bounded() {
     let queue = Queue::new(4);
     let replies: Vec<_> = (0..COMMANDS_MAX).map(|_| mpsc::channel()).collect();

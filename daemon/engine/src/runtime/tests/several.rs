@@ -310,6 +310,55 @@ fn an_engine_that_ends_leaves_the_others_their_turns_and_its_memory() {
     first.generate();
 }
 
+/// What other engines ask for is done between the passes of a request, which may be long, and so is not in the way of those who
+/// would join it.
+#[test]
+fn caches_are_given_up_while_a_request_runs() {
+    let world = world(Level::Standard, None);
+    let passes = Arc::new(AtomicUsize::new(0));
+    let (started, first_pass) = mpsc::channel();
+    let (go_on, wait) = mpsc::channel::<()>();
+    let counted = Arc::clone(&passes);
+    let finished = world.submit(world.request(64), move |_| {
+        if counted.fetch_add(1, Ordering::SeqCst) == 0 {
+            started.send(()).unwrap();
+            wait.recv().unwrap();
+        }
+    });
+    first_pass.recv().unwrap();
+    let (tell, told) = mpsc::channel();
+    let counted = Arc::clone(&passes);
+    world.engine.give_up_caches(move || {
+        tell.send(counted.load(Ordering::SeqCst)).unwrap();
+    });
+    go_on.send(()).unwrap();
+    finished.recv().unwrap().unwrap();
+    assert_eq!(told.recv().unwrap(), 1);
+    assert!(passes.load(Ordering::SeqCst) > 1);
+}
+
+/// An engine that computes nothing gives up what it keeps, whoever has the turn.
+#[test]
+fn an_idle_engine_gives_up_its_caches_during_a_pass_of_another() {
+    let (peak, ..) = sizes(Level::Standard);
+    let first = load_into(start_with(2 * peak), Level::Standard);
+    let idle = first.engine.beside().unwrap();
+    let (started, in_pass) = mpsc::channel();
+    let (go_on, wait) = mpsc::channel::<()>();
+    let finished = first.submit(first.request(16), move |_| {
+        if started.send(()).is_ok() {
+            let _ = wait.recv();
+        }
+    });
+    in_pass.recv().unwrap();
+    let (tell, told) = mpsc::channel();
+    idle.give_up_caches(move || tell.send(()).unwrap());
+    let given_up = told.recv_timeout(Duration::from_secs(60));
+    drop((in_pass, go_on));
+    assert!(given_up.is_ok(), "it waits for the turn");
+    finished.recv().unwrap().unwrap();
+}
+
 #[test]
 fn the_last_handle_may_go_on_the_engines_own_thread() {
     let engine = Arc::new(start());
