@@ -31,7 +31,7 @@ struct Uses {
     admitted: usize,
     /// Requests that stand in the daemon's line.
     in_line: usize,
-    /// Another model waits for this one's place: of those in line so many are let in, and nobody else.
+    /// Another model waits for this one's place: of those in line so many are let in, and nobody else. Never more than there are.
     let_in: Option<usize>,
     /// Grows with each use of any model.
     last_use: u64,
@@ -163,6 +163,14 @@ impl ModelUses {
         self.changes.tell();
     }
 
+    /// Whether another model waits for this one's place, so that whoever comes stands in line.
+    #[must_use]
+    pub fn is_closing(&self, model: &ModelName) -> bool {
+        let state = self.lock();
+        let uses = state.models.get(&model.path);
+        uses.is_some_and(|uses| uses.let_in.is_some())
+    }
+
     /// Whether nobody more is let in.
     #[must_use]
     pub fn is_closed(&self, model: &ModelName) -> bool {
@@ -208,6 +216,8 @@ impl Drop for ModelInUse {
                 false => &mut uses.admitted,
             };
             *counter -= 1;
+            // Nobody is waited for who has left the line.
+            uses.let_in = uses.let_in.map(|left| left.min(uses.in_line));
             state.forget_unused(&self.key);
         }
         self.uses.changes.tell();
@@ -260,6 +270,24 @@ mod tests {
         uses.open(&one);
         assert!(!uses.is_closed(&one) && !uses.is_idle(&one));
         drop(late);
+    }
+
+    #[test]
+    fn nobody_waits_for_those_who_left_the_line() {
+        let (uses, one) = (uses(), model("one"));
+        uses.set_loaded(&one, true);
+        let [stays, leaves] = [uses.stand_in_line(&one), uses.stand_in_line(&one)];
+        uses.close(&one);
+        assert!(uses.is_closing(&one));
+        drop(leaves);
+        assert!(!uses.is_closed(&one));
+        stays.let_in();
+        assert!(uses.is_closed(&one) && uses.is_idle(&one));
+        // Who comes later is not let in for those who left.
+        let _late = uses.stand_in_line(&one);
+        assert!(uses.is_closed(&one) && uses.is_idle(&one));
+        uses.open(&one);
+        assert!(!uses.is_closing(&one));
     }
 
     #[test]

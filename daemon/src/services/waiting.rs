@@ -196,9 +196,9 @@ pub(super) async fn admit(
     let mut coming = daemon.models.coming(&model)?;
     let key = key_of(name.as_ref());
     // Another model waits for the place of this one: those who come now get their turn when it is back.
-    let is_closed = name
+    let is_closing = name
         .as_ref()
-        .is_some_and(|name| daemon.models.uses().is_closed(name));
+        .is_some_and(|name| daemon.models.uses().is_closing(name));
     // Not past those who wait. One that will not wait itself takes room that none of them could have, or none.
     let is_first = match terms.waits {
         true => daemon.line.is_empty(&key),
@@ -207,12 +207,12 @@ pub(super) async fn admit(
             .next(&key, |share| room(daemon, &key, share))
             .is_none(),
     };
-    if coming.is_none() && !is_first && !terms.waits && !is_closed {
+    if coming.is_none() && !is_first && !terms.waits && !is_closing {
         let capacity = daemon.engine.queue().capacity;
         return Err(EngineError::QueueFull { capacity }.into());
     }
     let asked = Asked { model, kind, make };
-    if coming.is_none() && is_first && !is_closed {
+    if coming.is_none() && is_first && !is_closing {
         match (asked.make)(None).await {
             // The model was unloaded or replaced after the look above.
             Err(failure) if is_gone(&failure) => coming = next(daemon, &asked.model, failure)?,
@@ -328,7 +328,7 @@ fn stand_in_line(
     });
     daemon.requests.expect(&record, ahead + queued);
     if coming.is_none() {
-        record.notice(match name.is_some_and(|name| uses.is_closed(&name)) {
+        record.notice(match name.is_some_and(|name| uses.is_closing(&name)) {
             true => "waiting for its model's turn: another model needs its place",
             false => "waiting for room in the queue",
         });
