@@ -139,7 +139,8 @@ impl Library {
         }
     }
 
-    /// The model that lies at a path; one of the library has its name there.
+    /// The model that lies at a path; one of the library has its name there. Another that has the short name of one of them is
+    /// called by its path, so that a name means one model.
     #[must_use]
     pub fn at(&self, path: &Path) -> ModelName {
         let place = real(path);
@@ -147,7 +148,15 @@ impl Library {
         let known = entries
             .iter()
             .find(|entry| !entry.is_partial && real(&entry.path) == place);
-        known.map_or_else(|| ModelName::at(path), ModelEntry::model)
+        if let Some(known) = known {
+            return known.model();
+        }
+        let mut model = ModelName::at(path);
+        let is_taken = |entry: &ModelEntry| entry.name == model.name;
+        if model.name == EMBEDDED_NAME || entries.iter().any(is_taken) {
+            model.name = path.to_string_lossy().into_owned();
+        }
+        model
     }
 
     /// Whether any of these paths leads to the model of exactly this name.

@@ -213,6 +213,16 @@ fn a_model_is_known_by_whatever_path_leads_to_it() {
         library.at(Path::new("/m/x")),
         ModelName::at(Path::new("/m/x"))
     );
+    // A name means one model: another that would have the same one is called by its path.
+    put(
+        &models.join("plain"),
+        "config.json",
+        br#"{"model_type":"llada"}"#,
+    );
+    put(&models.join("plain"), "model.safetensors", b"xx");
+    let elsewhere = library.at(Path::new("/m/plain"));
+    assert_eq!(elsewhere.name, "/m/plain");
+    assert_eq!(library.model("plain").unwrap().name, "plain");
 }
 
 #[test]
