@@ -1,4 +1,4 @@
-//! `sluice ps` and `sluice stop`: the loaded models and their requests in short, and unloading one.
+//! `sluice ps` and `sluice stop`: the loaded models, those that load or sleep, and their requests in short; and unloading one.
 
 use std::path::{Path, PathBuf};
 
@@ -25,18 +25,19 @@ pub(super) async fn run(
     out: &mut StandardOutput,
 ) -> Result<(), Failure> {
     let snapshot = daemon.snapshot().await?;
+    let known = present::list(daemon).await?;
     if json {
-        return out.json(&to_json(&snapshot));
+        return out.json(&to_json(&snapshot, &known));
     }
-    for line in lines(&snapshot) {
+    for line in lines(&snapshot, &known) {
         out.line(&sanitise_line(&line))?;
     }
     Ok(())
 }
 
-fn to_json(snapshot: &Snapshot) -> serde_json::Value {
+fn to_json(snapshot: &Snapshot, known: &[Model]) -> serde_json::Value {
     let device = snapshot.device.as_ref();
-    let models: Vec<_> = rows_of(snapshot)
+    let models: Vec<_> = rows_of(snapshot, known)
         .iter()
         .map(|row| {
             json!({
@@ -69,8 +70,8 @@ struct ModelRow<'a> {
     unused_ms: Option<u64>,
 }
 
-/// The loaded models, or of an older daemon the one that it shows; and the one that is on its way or sleeps.
-fn rows_of(snapshot: &Snapshot) -> Vec<ModelRow<'_>> {
+/// The loaded models, or of an older daemon the one that it shows; and of all `known` ones those that load or sleep.
+fn rows_of<'a>(snapshot: &'a Snapshot, known: &'a [Model]) -> Vec<ModelRow<'a>> {
     let loaded = snapshot.loaded_models.iter().filter_map(|loaded| {
         Some(ModelRow {
             model: loaded.model.as_ref()?,
@@ -95,11 +96,29 @@ fn rows_of(snapshot: &Snapshot) -> Vec<ModelRow<'_>> {
             unused_ms: None,
         }));
     }
+    for model in known {
+        let is_on_its_way = matches!(model.state(), ModelState::Loading | ModelState::Asleep);
+        let is_there = |row: &ModelRow<'_>| {
+            (&row.model.name, &row.model.path) == (&model.name, &model.path)
+                && row.model.state() == model.state()
+        };
+        if is_on_its_way && !rows.iter().any(is_there) {
+            rows.push(ModelRow {
+                model,
+                device_bytes: None,
+                plan: None,
+                queue: None,
+                is_present: false,
+                is_pinned: false,
+                unused_ms: None,
+            });
+        }
+    }
     rows
 }
 
-fn lines(snapshot: &Snapshot) -> Vec<String> {
-    let models = rows_of(snapshot);
+fn lines(snapshot: &Snapshot, known: &[Model]) -> Vec<String> {
+    let models = rows_of(snapshot, known);
     if models.is_empty() {
         return vec!["no model is loaded; `sluice run NAME` loads one".to_owned()];
     }
@@ -117,9 +136,13 @@ fn lines(snapshot: &Snapshot) -> Vec<String> {
             (ModelState::Ready, false) => "loaded".to_owned(),
             (state, _) => state.to_string(),
         };
+        let unknown = match row.model.state() {
+            ModelState::Asleep => "-",
+            _ => "?",
+        };
         let held = row
             .device_bytes
-            .map_or_else(|| "?".to_owned(), units::bytes);
+            .map_or_else(|| unknown.to_owned(), units::bytes);
         let level = row
             .plan
             .map_or_else(|| "-".to_owned(), |plan| plan.level().to_string());
@@ -242,7 +265,7 @@ fn named<'a>(models: &'a [Model], name: &Path) -> Result<&'a Model, Failure> {
 #[cfg(test)]
 mod tests {
     use sluice_proto::v1::{
-        DeviceKind, DeviceStatus, Level, Operation, OperationKind, Plan, QueueStatus,
+        DeviceKind, DeviceStatus, Level, LoadedModel, Operation, OperationKind, Plan, QueueStatus,
     };
 
     use super::*;
@@ -272,7 +295,7 @@ mod tests {
             ..Default::default()
         };
         assert_eq!(
-            lines(&snapshot),
+            lines(&snapshot, &[]),
             [
                 "MODEL  STATE     DEVICE       HELD  LEVEL       REQUESTS",
                 "o/m    loaded    cpu      3.00 GiB  standard    1 running, 2 waiting",
@@ -285,10 +308,42 @@ mod tests {
             }],
             ..snapshot.clone()
         };
-        let busy = lines(&busy);
+        let busy = lines(&busy, &[]);
         assert_eq!((busy.len(), &busy[3]), (5, &requests::header()));
-        let none = lines(&Snapshot::default());
+        let none = lines(&Snapshot::default(), &[]);
         assert_eq!(none, ["no model is loaded; `sluice run NAME` loads one"]);
-        assert_eq!(to_json(&snapshot)["models"][0]["device_bytes"], 3_u64 << 30);
+        let json = to_json(&snapshot, &[]);
+        assert_eq!(json["models"][0]["device_bytes"], 3_u64 << 30);
+    }
+
+    #[test]
+    fn models_that_load_or_sleep_beside_others_are_listed() {
+        let model = |name: &str, state: ModelState| Model {
+            name: name.into(),
+            path: format!("/m/{name}"),
+            state: state.into(),
+            ..Default::default()
+        };
+        let ready = model("ready", ModelState::Ready);
+        let snapshot = Snapshot {
+            loaded_models: vec![LoadedModel {
+                model: Some(ready.clone()),
+                is_present: true,
+                ..Default::default()
+            }],
+            ..Default::default()
+        };
+        let known = [
+            ready,
+            model("late", ModelState::Loading),
+            model("tired", ModelState::Asleep),
+            model("on-disk", ModelState::Available),
+        ];
+        let rows = rows_of(&snapshot, &known);
+        let names: Vec<_> = rows.iter().map(|row| &*row.model.name).collect();
+        assert_eq!(names, ["ready", "late", "tired"]);
+        let lines = lines(&snapshot, &known);
+        assert!(lines[2].contains("loading"), "{}", lines[2]);
+        assert!(lines[3].contains("asleep"), "{}", lines[3]);
     }
 }
