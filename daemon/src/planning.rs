@@ -20,7 +20,7 @@ use sluice_shared::{
 use tonic_types::StatusExt;
 
 use crate::{
-    config::{ComputeDtype, Device, Threads},
+    config::{ComputeDtype, Device, LoadedModelsMax, Threads},
     failure::Failure,
     model_name::ModelName,
     offline::print,
@@ -51,6 +51,10 @@ pub struct Planning {
     /// Requests in a batch [default: 1]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     requests: Option<u32>,
+
+    /// Models that may be loaded at once, of several: as the daemon's setting
+    #[arg(long, value_name = "N", default_value = "3")]
+    loaded_models: LoadedModelsMax,
 
     /// Where to compute: auto, cpu, or cuda:N
     #[arg(long, value_name = "DEVICE", default_value_t = Device::Auto)]
@@ -166,7 +170,7 @@ impl Planning {
                 budget_bytes,
                 budget_default: budget_bytes,
                 common_bytes: CommonMemory::bytes_on(&device),
-                models_max: models.len(),
+                models_max: self.loaded_models.get(),
             };
             let mut models = common.plan(&models)?;
             for plan in models.iter_mut().filter_map(|model| model.plan.as_mut()) {

@@ -16,8 +16,9 @@ use sluice_shared::{
 
 use super::{
     ComputeDtype, ConfigError, Device, DiskReadLimit, Folders, HttpListen, IdleUnload, Listen,
-    LogFilter, LogFormat, MaxSlowdown, ModelsFile, OptionalPath, PinnedMemoryLimit, Setting,
-    SettingSource, SocketPath, Threads, WebOrigins, WeightCacheLimit, Within,
+    LoadedModelsMax, LogFilter, LogFormat, MaxSlowdown, ModelsFile, OptionalPath,
+    PinnedMemoryLimit, Setting, SettingSource, SocketPath, Threads, WebOrigins, WeightCacheLimit,
+    Within,
     layers::{
         self,
         BuiltIn::{self, BySize, Computed, Is},
@@ -26,7 +27,7 @@ use super::{
     row::{SettingRow, ValueForm},
     values::Value,
 };
-use crate::{limits::LOADED_MODELS_MAX, role::RoleRules};
+use crate::role::RoleRules;
 
 impl SettingRow {
     fn new<T: Value>(
@@ -410,7 +411,7 @@ settings! {
     /// Models that may be loaded at once, within one budget; for one more the least recently used goes
     ///
     /// 1 to 16. 1: a load takes the present model's place.
-    loaded_models: Within<1, LOADED_MODELS_MAX> {
+    loaded_models: LoadedModelsMax {
         value: "N",
         form: Number,
         built_in: BySize {

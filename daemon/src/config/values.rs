@@ -8,6 +8,8 @@ use sluice_ops::device;
 use sluice_shared::{level::parse_max_slowdown, origin::Origin, units};
 use tracing_subscriber::EnvFilter;
 
+use crate::limits::LOADED_MODELS_MAX;
+
 /// A value that a layer names as text. A type that has [`FromStr`] and [`fmt::Display`] is one.
 pub(super) trait Value: Sized {
     /// Reads the text of a layer; a path is absolute.
@@ -171,6 +173,9 @@ pub struct Within<const MIN: usize, const MAX: usize>(pub(super) usize);
 
 /// Threads that compute; no machine has more cores.
 pub type Threads = Within<1, 1024>;
+
+/// Models that may be loaded at once.
+pub type LoadedModelsMax = Within<1, LOADED_MODELS_MAX>;
 
 impl<const MIN: usize, const MAX: usize> Within<MIN, MAX> {
     /// The value, which is within the setting's bounds.
