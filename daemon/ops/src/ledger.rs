@@ -278,6 +278,20 @@ impl Ledger {
         }
     }
 
+    /// Bytes of them that are claimed and not held yet: the device still counts them as free.
+    #[must_use]
+    pub fn unheld_bytes(&self) -> u64 {
+        let share = self.counters.share.as_ref();
+        share.map_or(0, BudgetShare::unheld_bytes)
+    }
+
+    /// The same of all other ledgers of the common budget.
+    #[must_use]
+    pub fn others_unheld_bytes(&self) -> u64 {
+        let share = self.counters.share.as_ref();
+        share.map_or(0, BudgetShare::others_unheld_bytes)
+    }
+
     fn common_bytes(&self) -> u64 {
         self.counters.common.load(Ordering::Relaxed)
     }

@@ -132,8 +132,11 @@ impl EngineState {
     /// engines, have taken some.
     pub(super) fn budget_bytes(&self, settings: &PlanSettings) -> u64 {
         let available = self.lock().available_bytes;
+        // What other engines have claimed and do not hold yet is among what the device has free.
+        let promised = self.ledger.others_unheld_bytes();
+        let available = available.map_or(u64::MAX, |bytes| bytes.saturating_sub(promised));
         let allowed = self.ledger.room_bytes(self.allowed_bytes(settings));
-        allowed.min(available.unwrap_or(u64::MAX))
+        allowed.min(available)
     }
 
     /// Bytes of the device's memory that are held.

@@ -42,6 +42,11 @@ impl MemberState {
     fn taken_bytes(&self) -> u64 {
         self.used_bytes.max(self.claimed_bytes)
     }
+
+    /// What of it is not held yet, so that the device still counts it as free.
+    fn unheld_bytes(&self) -> u64 {
+        self.taken_bytes() - self.used_bytes
+    }
 }
 
 #[derive(Default)]
@@ -232,6 +237,16 @@ impl BudgetShare {
         self.budget.lock().member(self.id).taken_bytes()
     }
 
+    pub(super) fn unheld_bytes(&self) -> u64 {
+        self.budget.lock().member(self.id).unheld_bytes()
+    }
+
+    pub(super) fn others_unheld_bytes(&self) -> u64 {
+        let state = self.budget.lock();
+        let others = state.members.iter().filter(|member| member.id != self.id);
+        others.map(MemberState::unheld_bytes).sum()
+    }
+
     pub(super) fn pin(&self, bytes: u64) -> Result<(), LimitExceeded> {
         let mut state = self.budget.lock();
         let now = state.pinned_bytes.checked_add(bytes);
@@ -308,6 +323,11 @@ mod tests {
         assert_eq!(two.taken_bytes(), 100);
         two.settle_claim(20);
         assert_eq!((two.taken_bytes(), one.room_bytes(100)), (20, 80));
+        // Of the claim only what is not held yet counts as free elsewhere.
+        let held = weights(&two, 15).unwrap();
+        assert_eq!((two.unheld_bytes(), one.others_unheld_bytes()), (5, 5));
+        assert_eq!(two.others_unheld_bytes(), 0);
+        drop(held);
     }
 
     #[test]
