@@ -38,36 +38,42 @@ impl Engines {
         first.chain(&*others).cloned().collect()
     }
 
-    /// An engine without a model, which is started if none is there.
+    /// An engine without a model, which is started if none is there. Asked for while no load is under way.
     ///
     /// # Errors
     /// When it cannot be started.
     pub(crate) fn free(&self) -> Result<Arc<Engine>, EngineError> {
-        if self.first.model().is_none() {
-            return Ok(self.first.clone());
+        let mut all = self.all().into_iter();
+        if let Some(free) = all.find(|engine| engine.model().is_none()) {
+            return Ok(free);
         }
         let engine = Arc::new(self.first.beside()?);
         self.lock().push(engine.clone());
         Ok(engine)
     }
 
-    /// Ends an engine whose model has gone, unless it is the first.
-    pub(crate) fn end(&self, engine: &Arc<Engine>) {
-        let ended = {
-            let mut others = self.lock();
-            let place = others.iter().position(|other| Arc::ptr_eq(other, engine));
-            place.map(|place| others.remove(place))
-        };
-        // It is waited for elsewhere: this may be its own thread. Whoever drops the last handle then waits no more.
-        let ended = ended.map(|engine| thread::Builder::new().spawn(move || engine.stop()));
-        if let Some(Err(error)) = ended {
-            tracing::debug!(%error, "an engine is not waited for");
+    /// Ends those beside the first that are not used; how many that are.
+    pub(crate) fn end_unused(&self, is_used: impl Fn(&Arc<Engine>) -> bool) -> usize {
+        let unused: Vec<_> = (self.lock().extract_if(.., |engine| !is_used(engine))).collect();
+        let ended = unused.len();
+        for engine in unused {
+            engine.begin_stop();
+            // It is waited for elsewhere: this may be its own thread. Whoever drops the last handle then waits no more.
+            if let Err(error) = thread::Builder::new().spawn(move || engine.stop()) {
+                tracing::debug!(%error, "an engine is not waited for");
+            }
         }
+        ended
     }
 
     /// Stops all of them; waits for what each is doing.
     pub(crate) fn stop(&self) {
-        for engine in self.all() {
+        let all = self.all();
+        // All at once: those that go on would take turns from those that are waited for.
+        for engine in &all {
+            engine.begin_stop();
+        }
+        for engine in all {
             engine.stop();
         }
     }
@@ -100,10 +106,11 @@ mod tests {
         let other = Arc::new(engines.first().beside().unwrap());
         engines.lock().push(other.clone());
         assert_eq!(engines.all().len(), 2);
-        engines.end(engines.first());
-        assert_eq!(engines.all().len(), 2);
-        engines.end(&other);
+        assert_eq!(engines.end_unused(|engine| Arc::ptr_eq(engine, &other)), 0);
+        assert_eq!(engines.end_unused(|_| false), 1);
         assert_eq!(engines.all().len(), 1);
+        other.stop();
+        assert!(!other.is_alive());
         assert!(engines.are_alive());
         engines.stop();
         assert!(!engines.are_alive());

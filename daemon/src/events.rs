@@ -30,7 +30,7 @@ use sluice_weights::LayerKind;
 use self::advice::RequestSize;
 use crate::{
     failure::Failure,
-    models::ServingModel,
+    models::{Models, ServingModel},
     prepare::PreparedGeneration,
     requests::{RequestEnd, RequestRecord, Requests},
     translate::plan,
@@ -47,12 +47,21 @@ pub enum StateEvent {
 /// Takes what happens to a request's states, on the engine's thread; must not block.
 pub type StateSink = Box<dyn FnMut(StateEvent) + Send>;
 
+/// Where a request's events go.
+pub struct EventTarget {
+    /// The request's record.
+    pub record: Arc<RequestRecord>,
+    /// The registry that lists it.
+    pub requests: Arc<Requests>,
+    /// The models, of which some may keep memory that the request lacks.
+    pub models: Arc<Models>,
+}
+
 /// A sink that writes a generation's events into its record. `expected`, the plan for its canvas, predicts the time;
 /// `states` gets the state in the end, if there is one, before the last event is told.
 #[must_use]
 pub fn generation(
-    registry: Arc<Requests>,
-    record: Arc<RequestRecord>,
+    target: EventTarget,
     serving: ServingModel,
     prepared: &PreparedGeneration,
     expected: Option<Plan>,
@@ -74,7 +83,7 @@ pub fn generation(
         pass_totals: PassTotals::default(),
         committed: pinned,
         pinned,
-        writer: RecordWriter::new(registry, record),
+        writer: RecordWriter::new(target),
         stable_text: StableText::new(&serving, work),
         started: started(&serving, prepared),
         serving,
@@ -96,15 +105,22 @@ fn of_request(error: EngineError) -> Failure {
 /// The record that a request's events go to. Ends the request when dropped.
 struct RecordWriter {
     requests: Arc<Requests>,
+    models: Arc<Models>,
     record: Arc<RequestRecord>,
     /// Whether this sink writes nothing more to the record.
     ended: bool,
 }
 
 impl RecordWriter {
-    fn new(registry: Arc<Requests>, record: Arc<RequestRecord>) -> Self {
+    fn new(target: EventTarget) -> Self {
+        let EventTarget {
+            record,
+            requests,
+            models,
+        } = target;
         Self {
-            requests: registry,
+            requests,
+            models,
             record,
             ended: false,
         }
@@ -153,7 +169,9 @@ impl RecordWriter {
             self.record.give_back();
             return self.requests.touched();
         }
-        self.fail(&of_request(error));
+        let unused = || self.models.unused_beside(self.record.operation());
+        let failure = of_request(error).with_unused(unused);
+        self.fail(&failure);
     }
 }
 

@@ -108,6 +108,20 @@ pub enum Failure {
         /// The model's name.
         model: String,
     },
+    /// Somebody unloaded the model that a request names, and that it waited for.
+    #[error("the model {model} was unloaded while the request waited for it")]
+    ModelUnloaded {
+        /// The model's name.
+        model: String,
+    },
+    /// Requests wait for as many models as may be.
+    #[error(
+        "requests wait for too many models: {max} may be waited for, and some places are kept for other users"
+    )]
+    TooManyWanted {
+        /// Models that may be waited for.
+        max: usize,
+    },
     /// One load at a time.
     #[error("the model {model} is loading; one model loads at a time")]
     LoadInProgress {
@@ -126,6 +140,14 @@ pub enum Failure {
     /// No plan within the budget has room for a request.
     #[error(transparent)]
     TooLargeForBudget(PlanError),
+    /// Memory is too little, and unused models keep some.
+    #[error("{failure}; these models are loaded and unused: {}", unused.join(", "))]
+    MemoryKeptByUnused {
+        /// What there was too little memory for.
+        failure: Box<Failure>,
+        /// Their names; at least one.
+        unused: Vec<String>,
+    },
     /// No plan within the budget on a GPU. The CPU might have room for the model.
     #[error("{gpu} cannot run the model: {error}")]
     TooLargeForGpu {
@@ -429,6 +451,29 @@ pub enum Failure {
     /// A bug: a task panicked.
     #[error("a task of the daemon failed: {0}")]
     Task(#[from] tokio::task::JoinError),
+}
+
+impl Failure {
+    /// The same failure, where it is for want of memory with the names of models that are loaded and `unused`.
+    #[must_use]
+    pub(crate) fn with_unused(self, unused: impl FnOnce() -> Vec<String>) -> Self {
+        let lacks_memory = matches!(
+            self,
+            Self::TooLargeForBudget(_)
+                | Self::Engine(EngineError::Ops(OpsError::OutOfMemory { .. }))
+        );
+        let unused = match lacks_memory {
+            true => unused(),
+            false => Vec::new(),
+        };
+        match unused.is_empty() {
+            true => self,
+            false => Self::MemoryKeptByUnused {
+                failure: Box::new(self),
+                unused,
+            },
+        }
+    }
 }
 
 impl From<OpsError> for Failure {

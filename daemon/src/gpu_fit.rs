@@ -28,8 +28,7 @@ pub(crate) fn reason(
         Err(error @ EngineError::HeadDim { .. }) => return Some(unfit(&error)),
         Err(_) => return None,
     };
-    let budget_bytes = settings.budget.bytes();
-    let budget_bytes = budget_bytes.unwrap_or_else(|| engine.budget_default());
+    let budget_bytes = engine.allowed_bytes(&settings);
     let canvas = default_canvas(outline.context_length());
     let workload = Workload::new(canvas, BLOCK_DEFAULT, 1);
     let levels = [settings.level]

@@ -51,7 +51,7 @@ pub const UNLOADING_LINE_MAX: usize = 32;
 pub const WAITING_MAX: usize = 1024;
 /// Models that are loaded at once.
 pub const LOADED_MODELS_MAX: usize = 16;
-/// Models that requests wait for, one after another.
+/// Models that requests wait for, one after another; some places are kept for users who have few.
 pub const WANTED_MODELS_MAX: usize = 64;
 /// Models that were unloaded and that the next request loads again, where requests load no others.
 pub const SLEEPING_MAX: usize = 64;

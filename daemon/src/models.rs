@@ -8,7 +8,6 @@ mod uses;
 mod wanted;
 
 use std::{
-    collections::VecDeque,
     path::PathBuf,
     sync::{
         Arc, Mutex, MutexGuard, Weak,
@@ -22,20 +21,23 @@ use sluice_proto::v1;
 use self::{
     load::{LoadDescription, LoadReporter},
     room::RoomForLoad,
-    wanted::WantedModel,
+    wanted::WantedModels,
 };
 pub use self::{
     serving::{MeantModel, RestorePoint, ServingModel},
     unload::UnloadReason,
     uses::{ModelInUse, ModelUses, UseFigures},
-    wanted::{Coming, ComingModel, WantedProgress},
+    wanted::{Pending, PendingModel, WantedModel, WantedProgress},
 };
 use crate::{
     engines::Engines,
     failure::Failure,
     model_name::ModelName,
-    operations::{ChangeNotifier, Operation, OperationDescription, Operations},
+    operations::{
+        ChangeNotifier, Operation, OperationDescription, Operations, Outcome, RunningOperation,
+    },
     settings::ModelSettings,
+    translate,
 };
 
 /// What to load, and with which settings from then on.
@@ -96,10 +98,8 @@ struct Known {
     asleep: Vec<SleepingModel>,
     /// The one that requests mean which name none.
     present: Option<ModelName>,
-    /// Models that requests wait for, in the order in which they are loaded.
-    wanted: VecDeque<Arc<WantedModel>>,
-    /// Whether a task loads them.
-    loads_wanted: bool,
+    /// Models that requests wait for.
+    wanted: WantedModels,
 }
 
 /// The model being loaded, and the operation that loads it.
@@ -107,6 +107,17 @@ struct LoadingModel {
     name: ModelName,
     operation: Arc<Operation>,
     requester: Requester,
+    /// The engine that loads it.
+    engine: Weak<Engine>,
+}
+
+/// Why a model is loaded.
+struct LoadCause {
+    requester: Requester,
+    /// Whether somebody said that it is to be loaded, and not only a request.
+    is_chosen: bool,
+    /// What requests wait for, where they ask for the load.
+    wanted: Option<Arc<WantedModel>>,
 }
 
 /// A model that the next request loads again.
@@ -115,14 +126,17 @@ struct SleepingModel {
     name: ModelName,
     /// The settings that it had.
     settings: EngineSettings,
-    is_pinned: bool,
 }
 
 impl Known {
+    /// The loaded models, in the order in which they were loaded.
+    fn held(&self) -> impl Iterator<Item = &ServingModel> {
+        self.loaded.iter().filter(|model| model.is_held())
+    }
+
     /// The loaded model of this name.
     fn find(&self, name: &ModelName) -> Option<&ServingModel> {
-        let mut held = self.loaded.iter().filter(|model| model.is_held());
-        held.find(|model| model.name.is_same(name))
+        self.held().find(|model| model.name.is_same(name))
     }
 
     /// The model that requests mean which name none, if it is loaded.
@@ -132,6 +146,24 @@ impl Known {
 
     fn sleeping(&self, name: &ModelName) -> Option<&SleepingModel> {
         self.asleep.iter().find(|asleep| asleep.name.is_same(name))
+    }
+
+    /// Pins a loaded model, which is not read again for that.
+    fn pin(&mut self, name: &ModelName, running: RunningOperation) -> Arc<Operation> {
+        let mut result = v1::LoadResult::default();
+        let mut loaded = self.loaded.iter_mut();
+        if let Some(model) = loaded.find(|model| model.is_held() && model.name.is_same(name)) {
+            model.is_pinned = true;
+            let engine = model.engine.upgrade();
+            let in_force = engine.and_then(|engine| engine.in_force());
+            let plan = in_force.map(|in_force| translate::plan::plan(&in_force.plan, &name.name));
+            result = v1::LoadResult {
+                plan,
+                model: Some(model.to_wire()),
+            };
+        }
+        running.finish(Ok(Outcome::Load(result)));
+        running.operation()
     }
 
     /// Forgets those that engines have let go.
@@ -209,8 +241,7 @@ impl Models {
     #[must_use]
     pub fn loaded_as(&self, name: &str) -> Option<ServingModel> {
         let known = self.lock();
-        let mut held = known.loaded.iter().filter(|model| model.is_held());
-        held.find(|model| model.name.name == name).cloned()
+        known.held().find(|model| model.name.name == name).cloned()
     }
 
     /// The name of the model that a request is for; `None` while nobody knows which it will be.
@@ -231,16 +262,13 @@ impl Models {
     #[must_use]
     pub fn in_line_for(&self, path: &Option<PathBuf>) -> Option<ServingModel> {
         let known = self.lock();
-        let mut held = known.loaded.iter().filter(|model| model.is_held());
-        held.find(|model| model.name.path == *path).cloned()
+        known.held().find(|model| model.name.path == *path).cloned()
     }
 
     /// All loaded models, in the order in which they were loaded.
     #[must_use]
     pub fn all_loaded(&self) -> Vec<ServingModel> {
-        let known = self.lock();
-        let held = known.loaded.iter().filter(|model| model.is_held());
-        held.cloned().collect()
+        self.lock().held().cloned().collect()
     }
 
     /// The model that stands for all in pictures that show one: the present one, or while that is not loaded the one that was
@@ -252,8 +280,8 @@ impl Models {
     }
 
     fn shown_of<'a>(&self, known: &'a Known) -> Option<&'a ServingModel> {
-        let held = || known.loaded.iter().filter(|model| model.is_held());
-        let last = || held().max_by_key(|model| self.uses.of(&model.name).last_use);
+        let last_use = |model: &&ServingModel| self.uses.of(&model.name).last_use;
+        let last = || known.held().max_by_key(last_use);
         known.present().or_else(last)
     }
 
@@ -277,9 +305,23 @@ impl Models {
         !self.uses.is_idle(&model.name) || model.switch_target.get().is_some()
     }
 
-    /// Keeps a model while an operation works with it.
-    pub(crate) fn keep_for(&self, model: &ServingModel, operation: &Arc<Operation>) {
-        let (in_use, operation) = (self.uses.begin(&model.name), operation.clone());
+    /// Whether a model may be unloaded for another one, once its requests have ended. A job may take hours, for which nobody waits.
+    fn may_be_evicted(&self, model: &ServingModel) -> bool {
+        !self.is_pinned(model) && self.uses.of(&model.name).jobs == 0
+    }
+
+    /// The names of loaded models beside the one that an operation is for, of which nobody wants anything now.
+    #[must_use]
+    pub fn unused_beside(&self, operation: &Operation) -> Vec<String> {
+        let own = operation.model();
+        let loaded = self.all_loaded().into_iter();
+        let unused = loaded.filter(|model| model.name.name != own && !self.is_busy(model));
+        unused.map(|model| model.name.name).collect()
+    }
+
+    /// Keeps a model until an operation with it ends.
+    pub(crate) fn keep_for(operation: &Arc<Operation>, in_use: ModelInUse) {
+        let operation = operation.clone();
         tokio::spawn(async move {
             operation.ended().await;
             drop(in_use);
@@ -300,7 +342,7 @@ impl Models {
                 |model: &v1::Model| name.is_of(model) && model.state() != v1::ModelState::Failed;
             list.iter().any(same)
         };
-        for model in known.loaded.iter().filter(|model| model.is_held()) {
+        for model in known.held() {
             if !is_listed(&list, &model.name) {
                 list.push(model.to_wire());
             }
@@ -332,8 +374,7 @@ impl Models {
     #[must_use]
     pub fn names_in_use(&self) -> Vec<ModelName> {
         let known = self.lock();
-        let loaded = known.loaded.iter().filter(|model| model.is_held());
-        let loaded = loaded.map(|model| &model.name);
+        let loaded = known.held().map(|model| &model.name);
         let loading = known.loading.as_ref().map(|loading| &loading.name);
         let asleep = known.asleep.iter().map(|asleep| &asleep.name);
         loaded.chain(loading).chain(asleep).cloned().collect()
@@ -381,16 +422,25 @@ impl Models {
         asked_by: Requester,
     ) -> Result<Arc<Operation>, Failure> {
         let base = self.base_settings();
-        let is_chosen = asked_by != Requester::Request;
-        self.begin_load(request, base, (asked_by, is_chosen))
+        let cause = LoadCause {
+            requester: asked_by,
+            is_chosen: asked_by != Requester::Request,
+            wanted: None,
+        };
+        self.begin_load(request, base, cause)
     }
 
     fn begin_load(
         self: &Arc<Self>,
         request: LoadRequest,
         base: EngineSettings,
-        (asked_by, is_chosen): (Requester, bool),
+        cause: LoadCause,
     ) -> Result<Arc<Operation>, Failure> {
+        let LoadCause {
+            requester,
+            is_chosen,
+            wanted,
+        } = cause;
         let LoadRequest {
             name,
             requested: asked,
@@ -404,19 +454,27 @@ impl Models {
         let source = name.source();
         let cancel = Arc::new(AtomicBool::new(false));
         let settings = base.with(&holds.change().over(asked));
-        let (mut report, operation, place) = {
+        let (mut report, operation, engine) = {
             // Check, operation and `loading` under one lock, so that only one of two callers begins a load.
             let mut known = self.lock();
             if let Some(other) = &known.loading {
                 let model = other.name.name.clone();
                 return Err(Failure::LoadInProgress { model });
             }
-            let place = self.place_for(&known, &engines, &name, asked_by)?;
             let description = OperationDescription {
                 kind: v1::OperationKind::Load,
                 model: name.name.clone(),
                 ..Default::default()
             };
+            if wanted.is_some() && !known.wanted.has(&name) {
+                let model = name.name;
+                return Err(Failure::ModelUnloaded { model });
+            }
+            if pin && asked == PlanOptions::default() && known.find(&name).is_some() {
+                let running = self.operations.begin(description, None)?;
+                return Ok(known.pin(&name, running));
+            }
+            let engine = self.engine_for(&known, &engines, &name, requester)?;
             let cancels = cancel.clone();
             // Relaxed: the flag guards no other memory.
             let cancels = Box::new(move || cancels.store(true, Ordering::Relaxed));
@@ -425,65 +483,68 @@ impl Models {
             known.loading = Some(LoadingModel {
                 name: name.clone(),
                 operation: operation.clone(),
-                requester: asked_by,
+                requester,
+                engine: Arc::downgrade(&engine),
             });
-            known.failed = None;
+            if requester != Requester::Request {
+                known.failed = None;
+            }
             let about = LoadDescription {
                 name,
-                requester: asked_by,
-                engine: Arc::downgrade(place.engine()),
+                requester,
+                engine: Arc::downgrade(&engine),
                 start,
                 is_pinned: pin,
                 is_chosen,
                 gpu: card,
             };
             let report = LoadReporter::new(self.clone(), about, running);
-            (report, operation, place)
+            (report, operation, engine)
         };
         if let Some(problem) = self.settings.problem() {
             operation.notice(problem);
         }
         let report = Box::new(move |event| report.take(event));
-        match place {
-            LoadPlace::Own(engine) => engine.load(source, settings, cancel, report),
-            LoadPlace::Beside(engine) => {
-                let asked_bytes = settings.budget.bytes();
-                let asked_bytes = asked_bytes.unwrap_or_else(|| engine.budget_default());
-                let room = RoomForLoad::new(self.clone(), &engine, asked_bytes, operation.clone());
-                engine.load_beside(source, settings, cancel, report, Box::new(room));
-            }
-        }
+        let asked_bytes = engine.allowed_bytes(&settings);
+        let room = RoomForLoad::new(
+            self.clone(),
+            &engine,
+            asked_bytes,
+            operation.clone(),
+            wanted,
+        );
+        engine.load_beside(source, settings, cancel, report, Box::new(room));
         Ok(operation)
     }
 
-    /// Where a model is loaded.
-    fn place_for(
+    /// The engine that loads a model: its own, whose model goes, or another one without a model.
+    fn engine_for(
         &self,
         known: &Known,
         engines: &Engines,
         name: &ModelName,
-        asked_by: Requester,
-    ) -> Result<LoadPlace, Failure> {
+        requester: Requester,
+    ) -> Result<Arc<Engine>, Failure> {
         let engine = |model: &ServingModel| model.engine.upgrade();
         if let Some(engine) = known.find(name).and_then(engine) {
-            return Ok(LoadPlace::Own(engine));
+            return Ok(engine);
         }
-        let mut held = known.loaded.iter().filter(|model| model.is_held());
-        match held.next().and_then(engine) {
-            None => Ok(LoadPlace::Own(engines.free()?)),
+        let max = self.settings.loaded_models();
+        match known.held().next() {
             // As much as serves goes on serving until the new one is whole; a request waits until the present one is idle.
-            Some(engine)
-                if self.settings.loaded_models() == 1 && asked_by != Requester::Request =>
-            {
-                Ok(LoadPlace::Own(engine))
+            Some(model) if max == 1 && requester != Requester::Request => {
+                match self.is_pinned(model) {
+                    true => Err(EngineError::NoPlace { max }.into()),
+                    false => model.engine(),
+                }
             }
-            Some(_) => Ok(LoadPlace::Beside(engines.free()?)),
+            _ => Ok(engines.free()?),
         }
     }
 
     /// A load that a test controls and that no engine knows of.
     #[cfg(test)]
-    pub(crate) fn load_by_hand(&self, name: ModelName) -> crate::operations::RunningOperation {
+    pub(crate) fn load_by_hand(&self, name: ModelName) -> RunningOperation {
         let description = OperationDescription {
             kind: v1::OperationKind::Load,
             model: name.name.clone(),
@@ -495,35 +556,21 @@ impl Models {
             name,
             operation: load.operation(),
             requester: Requester::Client,
+            engine: Weak::new(),
         });
         load
     }
 
     /// Ends the load of [`Models::load_by_hand`].
     #[cfg(test)]
-    pub(crate) fn end_by_hand(&self, load: &crate::operations::RunningOperation) {
+    pub(crate) fn end_by_hand(&self, load: &RunningOperation) {
         self.lock().loading = None;
         let result = v1::LoadResult::default();
-        load.finish(Ok(crate::operations::Outcome::Load(result)));
+        load.finish(Ok(Outcome::Load(result)));
     }
 
     fn lock(&self) -> MutexGuard<'_, Known> {
         self.known.lock().expect("nothing panics under this lock")
-    }
-}
-
-/// Where a model is loaded.
-enum LoadPlace {
-    /// In an engine that needs nobody else's room: its own model goes, if it has one.
-    Own(Arc<Engine>),
-    /// In an engine without a model, for which others may have to go.
-    Beside(Arc<Engine>),
-}
-
-impl LoadPlace {
-    fn engine(&self) -> &Arc<Engine> {
-        let (Self::Own(engine) | Self::Beside(engine)) = self;
-        engine
     }
 }
 
@@ -550,150 +597,4 @@ fn failed_to_wire((name, reason): &(ModelName, String)) -> v1::Model {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::path::Path;
-
-    use sluice_engine::EngineOptions;
-
-    use super::*;
-    use crate::model_name::EMBEDDED_NAME;
-
-    fn with(engines: Weak<Engines>) -> Models {
-        let changes = ChangeNotifier::default();
-        let operations = Arc::new(Operations::new(changes.clone()));
-        Models::new(engines, Arc::default(), operations, changes)
-    }
-
-    fn without_engine() -> Models {
-        with(Weak::new())
-    }
-
-    fn engines() -> Arc<Engines> {
-        let options = EngineOptions {
-            threads: 1,
-            ..EngineOptions::default()
-        };
-        Arc::new(Engines::new(Arc::new(Engine::start(options).unwrap())))
-    }
-
-    async fn over(coming: ComingModel) -> String {
-        let Coming::Wanted(wanted) = coming.coming else {
-            panic!("it is wanted")
-        };
-        let mut progress = wanted.subscribe();
-        let ended = progress.wait_for(|now| matches!(now, WantedProgress::Ended(_)));
-        match &*ended.await.unwrap() {
-            WantedProgress::Ended(Err(reason)) => reason.clone(),
-            _ => panic!("it fails"),
-        }
-    }
-
-    fn asleep(models: &Models) -> Vec<String> {
-        let known = models.lock();
-        let asleep = known.asleep.iter();
-        asleep.map(|asleep| asleep.name.name.clone()).collect()
-    }
-
-    #[test]
-    fn while_one_loads_callers_are_told_to_come_back() {
-        let models = without_engine();
-        let load = models.load_by_hand(ModelName::embedded());
-        assert!(matches!(
-            models.serving(),
-            Err(Failure::ModelLoading { .. })
-        ));
-        let present = models.present().unwrap();
-        assert_eq!(present.state(), v1::ModelState::Loading);
-        assert_eq!(present.operation_id, Some(load.id()));
-        assert_eq!(models.list().len(), 1);
-    }
-
-    #[tokio::test]
-    async fn a_model_that_could_not_be_had_back_is_tried_again() {
-        let engines = engines();
-        let models = Arc::new(with(Arc::downgrade(&engines)));
-        let name = ModelName::at(Path::new("/nowhere/m"));
-        {
-            let mut known = models.lock();
-            known.present = Some(name.clone());
-            known.asleep.push(SleepingModel {
-                name: name.clone(),
-                settings: EngineSettings::default(),
-                is_pinned: false,
-            });
-        }
-        let _request = models.uses().stand_in_line(&name);
-        for _ in 0..2 {
-            let coming = models.coming(&MeantModel::Present).unwrap();
-            over(coming.expect("it sleeps")).await;
-            assert!(models.is_asleep());
-        }
-        let list = models.list();
-        let shown: Vec<_> = list.iter().filter(|model| model.name == "m").collect();
-        assert!(matches!(&shown[..], [model] if model.state() == v1::ModelState::Failed));
-        // Another that fails takes nothing from it.
-        let other = LoadRequest::of(ModelName::at(Path::new("/nowhere/other")));
-        let load = models.load(other, Requester::Client).unwrap();
-        assert!(load.ended().await.error().is_some());
-        assert_eq!(asleep(&models), ["m"]);
-        // Who wants its memory ends that.
-        models.unload(None, UnloadReason::Requested).await.unwrap();
-        assert!(!models.is_asleep());
-        assert!(matches!(
-            models.serving(),
-            Err(Failure::Engine(EngineError::NoModel))
-        ));
-    }
-
-    #[tokio::test]
-    async fn wanted_models_are_loaded_in_the_order_in_which_they_were_wanted() {
-        let engines = engines();
-        let models = Arc::new(with(Arc::downgrade(&engines)));
-        let names = ["one", "two"].map(|name| ModelName::at(&Path::new("/nowhere").join(name)));
-        let _requests = names.each_ref().map(|name| models.uses().begin(name));
-        let coming = |name: &ModelName| {
-            let meant = MeantModel::Named(name.clone());
-            models.coming(&meant).unwrap().expect("it is wanted")
-        };
-        let [one, two] = names.each_ref().map(coming);
-        // Who wants the same waits for the same.
-        let again = coming(&names[0]);
-        assert_eq!(models.lock().wanted.len(), 2);
-        let one = over(one).await;
-        assert_eq!(over(again).await, one);
-        over(two).await;
-        let loads: Vec<_> = (models.operations.all().iter())
-            .map(|load| load.description().model.clone())
-            .collect();
-        assert_eq!(loads, ["one", "two"]);
-        // The reason is for those who asked; the list has nothing of it.
-        assert_eq!(models.list().len(), 1);
-    }
-
-    #[tokio::test]
-    async fn nothing_is_loaded_that_nobody_waits_for_any_more() {
-        let engines = engines();
-        let models = Arc::new(with(Arc::downgrade(&engines)));
-        let name = ModelName::at(Path::new("/nowhere/m"));
-        let request = models.uses().begin(&name);
-        let coming = models.coming(&MeantModel::Named(name)).unwrap();
-        drop(request);
-        let reason = over(coming.expect("it is wanted")).await;
-        assert_eq!(reason, "nobody waits for it any more");
-        assert!(models.operations.all().is_empty());
-    }
-
-    #[test]
-    fn without_a_model_the_embedded_one_is_available() {
-        let models = without_engine();
-        let list = models.list();
-        assert_eq!(list.len(), 1);
-        assert_eq!(list[0].name, EMBEDDED_NAME);
-        assert_eq!(list[0].state(), v1::ModelState::Available);
-        assert_eq!(list[0].family, "llada");
-        assert_eq!(list[0].parameters, Some(3_934_976));
-        assert!(list[0].disk_bytes > 7_000_000);
-        assert!(models.present().is_none());
-        assert!(models.serving().is_err());
-    }
-}
+mod tests;

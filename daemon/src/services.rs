@@ -368,13 +368,12 @@ async fn report_health(reporter: &HealthReporter, daemon: &Daemon) {
     }
 }
 
-/// Which services serve, the daemon as a whole first: it does while it takes calls and its engine gets on; generation only with a
-/// model.
+/// Which services serve, the daemon as a whole first: it does while it takes calls and its engine gets on; generation only where a
+/// request finds a model or has one loaded.
 pub(crate) fn health(daemon: &Daemon) -> [(&'static str, bool); 6] {
     let open = !daemon.is_draining();
     let gets_on = daemon.stall.get().is_none();
-    // A sleeping model wakes for a request, so probes must not take it for a failure.
-    let has_model = daemon.models.shown().is_some() || daemon.models.is_asleep();
+    let has_model = daemon.models.serves();
     [
         ("", open && gets_on),
         ("sluice.v1.GenerationService", open && gets_on && has_model),

@@ -24,7 +24,7 @@ impl fmt::Display for Stall {
             Activity::Idle => "the engine does not begin with what waits",
             Activity::Passes => "a pass does not get on",
             Activity::Change => "a load or a change does not get on",
-            Activity::Turn => "the engine does not get its turn",
+            Activity::Turn => "no engine has the turn, for which one waits",
         };
         let quiet = units::duration_ms(self.quiet.as_secs_f64() * 1000.0);
         write!(f, "stuck: {what}, for {quiet} so far")

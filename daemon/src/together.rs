@@ -1,9 +1,9 @@
-//! Plans of several models in one budget: how they would be loaded one after another, and which would go for which.
+//! Plans of several models in one budget: how they would be loaded one after another, and which would be evicted.
 
 use sluice_engine::{EngineError, PlanSettings, runtime::ModelOutline};
 use sluice_plan::{
     Plan,
-    sharing::{LoadedShare, LoadedShares, RoomChoice},
+    sharing::{LoadedShare, LoadedShares, MadeRoom},
 };
 use sluice_proto::v1;
 
@@ -34,7 +34,7 @@ pub struct CommonBudget {
     pub models_max: usize,
 }
 
-/// A model that was planned, and is there until it goes for another.
+/// A model that was planned, and is there until it is evicted for another.
 struct Loaded {
     place: usize,
     share: LoadedShare,
@@ -49,7 +49,7 @@ impl CommonBudget {
         let mut loaded: Vec<Loaded> = Vec::new();
         let mut planned = Vec::new();
         for (place, model) in models.iter().enumerate() {
-            let (choice, plan) = self.plan_beside(&loaded, model)?;
+            let (evicted, plan) = self.plan_beside(&loaded, model)?;
             let mut wire = v1::PlannedModel {
                 model: model.name.clone(),
                 is_pinned: model.is_pinned,
@@ -57,13 +57,13 @@ impl CommonBudget {
             };
             match plan {
                 Ok(plan) => {
-                    wire.evicted = (choice.iter())
+                    wire.evicted = (evicted.iter())
                         .map(|&index| loaded[index].place as u32)
                         .collect();
                     let mut index = 0;
                     loaded.retain(|_| {
                         index += 1;
-                        !choice.contains(&(index - 1))
+                        !evicted.contains(&(index - 1))
                     });
                     let share = self.share_of(model, &plan);
                     wire.claimed_bytes = share.taken_bytes;
@@ -77,7 +77,7 @@ impl CommonBudget {
         Ok(planned)
     }
 
-    /// Which of the loaded ones go for another, and the plan that this is loaded with then, or why it is not.
+    /// Which of the loaded ones are evicted for another, and the plan that this is loaded with then, or why it is not.
     fn plan_beside(
         &self,
         loaded: &[Loaded],
@@ -90,26 +90,15 @@ impl CommonBudget {
             loaded: &loaded,
         };
         let asked_bytes = self.asked_bytes(model);
-        let fit = |gone: &[usize]| {
-            let room = shares.room_bytes(asked_bytes, gone);
-            model.outline.fit(model.settings, room)
+        let fit = |bytes| model.outline.fit(model.settings, bytes);
+        let room = |gone: &[usize]| shares.room_bytes(asked_bytes, gone);
+        let made = shares.make_room(&room, &mut |bytes| fit(bytes).map(|(fit, _)| fit))?;
+        let Some(MadeRoom { evicted, bytes }) = made else {
+            let max = self.models_max;
+            return Ok((Vec::new(), Err(EngineError::NoPlace { max })));
         };
-        let choice = shares.make_room(&mut |gone| fit(gone).map(|(fit, _)| fit))?;
-        Ok(match choice {
-            RoomChoice::Evict(gone) => {
-                let (_, plan) = fit(&gone)?;
-                (gone, plan)
-            }
-            RoomChoice::TooLarge => {
-                let all = (0..loaded.len()).filter(|&index| loaded[index].may_go);
-                let (_, plan) = fit(&all.collect::<Vec<_>>())?;
-                (Vec::new(), plan)
-            }
-            RoomChoice::NoPlace => {
-                let max = self.models_max;
-                (Vec::new(), Err(EngineError::NoPlace { max }))
-            }
-        })
+        let (_, plan) = fit(bytes)?;
+        Ok((evicted, plan))
     }
 
     fn share_of(&self, model: &OutlinedModel, plan: &Plan) -> LoadedShare {
@@ -183,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_goes_for_a_second_that_fits_alone() {
+    fn the_first_is_evicted_for_a_second_that_fits_alone() {
         let mut models = [
             model("llada-8b", Level::Standard),
             model("llada-8b", Level::Standard),
@@ -199,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_nowhere_says_why_and_nobody_goes_for_it() {
+    fn what_fits_nowhere_says_why_and_evicts_nobody() {
         let mut hopeless = model("llada-8b", Level::Standard);
         hopeless.settings.budget = Budget::Bytes(1 << 20);
         let models = [model("tinyllama-1.1b", Level::Standard), hopeless];

@@ -50,7 +50,7 @@ impl Default for StallLimits {
 }
 
 impl StallLimits {
-    /// How long the next beat may take. `pass` is the time of a whole pass.
+    /// How long the next beat may take. `pass` is the time of a whole pass. For who waits for the turn: how long nobody may have it.
     fn with(&self, pulse: &EnginePulse, pass: Option<Duration>) -> Option<Duration> {
         match (pulse.activity, pass) {
             (Activity::Passes, Some(pass)) => {
@@ -58,8 +58,8 @@ impl StallLimits {
             }
             (Activity::Passes, None) => Some(self.layer_unknown),
             (Activity::Change, _) => Some(self.step),
-            // Another engine computes meanwhile, and is judged by its own beats.
-            (Activity::Turn, _) => None,
+            // Another engine computes meanwhile, and is judged by its own beats. Where none does, the turn is lost.
+            (Activity::Turn, _) => Some(self.step),
             (Activity::Idle, _) => pulse.has_work.then_some(self.idle),
         }
     }
@@ -109,12 +109,22 @@ pub async fn watch(daemon: Arc<Daemon>, limits: StallLimits) {
         looked = tokio::time::Instant::now();
         judges.retain(|_, (engine, _)| engine.strong_count() > 0);
         let mut stall = None;
-        for engine in daemon.engines.all() {
+        daemon.models.forget_gone();
+        let engines = daemon.engines.all();
+        let computes = |engine: &Arc<Engine>| {
+            let activity = engine.pulse().activity;
+            matches!(activity, Activity::Passes | Activity::Change)
+        };
+        let is_turn_taken = engines.iter().any(computes);
+        for engine in engines {
             let address = Arc::as_ptr(&engine).addr();
             let new = || (Arc::downgrade(&engine), Judge::default());
             let (_, judge) = judges.entry(address).or_insert_with(new);
             let pulse = engine.pulse();
-            let limit = limits.with(&pulse, pass_time(&engine));
+            let limit = match pulse.activity {
+                Activity::Turn if is_turn_taken => None,
+                _ => limits.with(&pulse, pass_time(&engine)),
+            };
             stall = stall.or(judge.look(pulse, limit, since));
         }
         if daemon.stall.set(stall) {
@@ -185,6 +195,11 @@ mod tests {
         };
         assert_eq!(limits.with(&idle(false), None), None);
         assert_eq!(limits.with(&idle(true), None), Some(limits.idle));
+        let waits = EnginePulse {
+            activity: Activity::Turn,
+            ..passes(1)
+        };
+        assert_eq!(limits.with(&waits, None), Some(limits.step));
     }
 
     #[test]

@@ -81,11 +81,12 @@ pub trait LoadRoom: Send {
     /// When there can be no place for the model.
     fn budget(&mut self, fit: FitFn<'_>) -> Result<u64, EngineError>;
 
-    /// Makes that room, once all that the load can do before is done, or returns when `cancel` is set.
+    /// Makes that room, once all that the load can do before is done, or returns when `cancel` is set. False if that is not possible
+    /// any more: the load is planned again.
     ///
     /// # Errors
-    /// When that is not possible.
-    fn make(&mut self, cancel: &AtomicBool) -> Result<(), EngineError>;
+    /// When the load is to end.
+    fn make(&mut self, cancel: &AtomicBool) -> Result<bool, EngineError>;
 }
 
 /// Called on the engine's thread with whether a model was unloaded; must not block.

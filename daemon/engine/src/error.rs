@@ -172,7 +172,7 @@ pub enum EngineError {
     LoadCancelled,
     /// As many models are loaded as may be, and none of them may go.
     #[error(
-        "no place for another model: {max} may be loaded, and those that are loaded are pinned"
+        "no place for another model: {max} may be loaded, and those that are loaded are pinned or have a job"
     )]
     NoPlace {
         /// Models that may be loaded at once.

@@ -74,7 +74,7 @@ use crate::{
     fair::{Room, ShareKey},
     heartbeat::{EnginePulse, Heartbeat},
     request::{ModelId, Work},
-    schedule::{ApplyCommand, LoadCommand, Queue, RoomCommand, UnloadCommand},
+    schedule::{ApplyCommand, LoadCommand, MemoryCommand, Queue, UnloadCommand},
 };
 
 // With the demonstration model: 126 tokens/s for one request, 180 for two, 199 for four, 196 for eight.
@@ -220,7 +220,7 @@ impl Engine {
     }
 
     /// [`Engine::load`] of a model for which models of other engines may have to go: `room` says for what budget to plan, and
-    /// makes it so once all else is ready. For an engine without a model.
+    /// makes it so once all else is ready.
     pub fn load_beside(
         &self,
         source: Source,
@@ -253,18 +253,18 @@ impl Engine {
     }
 
     /// Gives up, for other engines, what is only kept for speed; `report` is called once that is free, on the engine's thread.
-    pub fn give_up_caches(&self, report: impl FnOnce() + Send + 'static) {
+    pub fn drop_caches(&self, report: impl FnOnce() + Send + 'static) {
         let report = Box::new(move || drop(contained(report)));
-        let command = RoomCommand::GiveUp(report);
-        if let Err(RoomCommand::GiveUp(report)) = self.shared.queue.room_command(command) {
+        let command = MemoryCommand::DropCaches(report);
+        if let Err(MemoryCommand::DropCaches(report)) = self.shared.queue.memory_command(command) {
             report();
         }
     }
 
     /// Makes weights resident that are streamed because other engines left too little, if they leave more by now.
-    pub fn take_room_back(&self) {
+    pub fn reclaim_memory(&self) {
         // One that is stopping needs none, and one that has as many of these before it will do it then.
-        let _ = self.shared.queue.room_command(RoomCommand::TakeBack);
+        let _ = self.shared.queue.memory_command(MemoryCommand::Reclaim);
     }
 
     /// Puts other settings in force, between the passes of running requests, step by step. A change that comes during
@@ -464,6 +464,18 @@ impl Engine {
         self.shared.ledger.taken_bytes()
     }
 
+    /// Bytes of them that are not held yet, so that the device counts them as free.
+    #[must_use]
+    pub fn unheld_bytes(&self) -> u64 {
+        self.shared.ledger.unheld_bytes()
+    }
+
+    /// The bytes that these settings allow a model: their budget, or the default.
+    #[must_use]
+    pub fn allowed_bytes(&self, settings: &PlanSettings) -> u64 {
+        self.shared.state.allowed_bytes(settings)
+    }
+
     /// Device memory by kind.
     #[must_use]
     pub fn memory(&self) -> ledger::LedgerReport {
@@ -515,9 +527,14 @@ impl Engine {
         }
     }
 
+    /// Cancels everything; the thread ends soon.
+    pub fn begin_stop(&self) {
+        self.shared.queue.stop();
+    }
+
     /// Cancels everything and waits for the thread to end.
     pub fn stop(&self) {
-        self.shared.queue.stop();
+        self.begin_stop();
         // Taken out, because `Drop` calls this again.
         let thread = self
             .thread

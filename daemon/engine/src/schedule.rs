@@ -15,7 +15,7 @@ use std::{
 };
 
 pub(crate) use self::commands::{
-    ApplyCommand, Command, Job, LoadCommand, LoadStep, MeasureReply, RoomCommand, UnloadCommand,
+    ApplyCommand, Command, Job, LoadCommand, LoadStep, MeasureReply, MemoryCommand, UnloadCommand,
     WaitingRequest,
 };
 use crate::{
@@ -60,7 +60,7 @@ pub(crate) struct Queue<S> {
 
 struct QueueInner<S> {
     measures: VecDeque<MeasureReply>,
-    rooms: VecDeque<RoomCommand>,
+    memory: VecDeque<MemoryCommand>,
     loads: VecDeque<LoadCommand>,
     /// The flag that stops the load under way.
     loading: Option<Arc<AtomicBool>>,
@@ -84,7 +84,7 @@ impl<S> Default for QueueInner<S> {
     fn default() -> Self {
         Self {
             measures: VecDeque::new(),
-            rooms: VecDeque::new(),
+            memory: VecDeque::new(),
             loads: VecDeque::new(),
             loading: None,
             step: None,
@@ -134,7 +134,7 @@ impl<S> QueueInner<S> {
     }
 
     fn has_work(&self) -> bool {
-        self.has_commands() || !self.rooms.is_empty() || !self.waiting.is_empty()
+        self.has_commands() || !self.memory.is_empty() || !self.waiting.is_empty()
     }
 
     /// Whether there is something that waits for the running requests to end. What other engines ask for is done between passes.
@@ -270,12 +270,12 @@ impl<S: LoadStep> Queue<S> {
     }
 
     /// Queues something about memory; returns it when the engine is stopping, or as many wait as may.
-    pub(crate) fn room_command(&self, command: RoomCommand) -> Result<(), RoomCommand> {
+    pub(crate) fn memory_command(&self, command: MemoryCommand) -> Result<(), MemoryCommand> {
         let mut state = self.state();
-        if state.check_commands(state.rooms.len()).is_err() {
+        if state.check_commands(state.memory.len()).is_err() {
             return Err(command);
         }
-        state.rooms.push_back(command);
+        state.memory.push_back(command);
         self.changed.notify_all();
         Ok(())
     }
@@ -325,8 +325,8 @@ impl<S: LoadStep> Queue<S> {
     }
 
     /// What other engines asked for while requests run.
-    pub(crate) fn take_room_command(&self) -> Option<RoomCommand> {
-        self.state().rooms.pop_front()
+    pub(crate) fn take_memory_command(&self) -> Option<MemoryCommand> {
+        self.state().memory.pop_front()
     }
 
     pub(crate) fn cancel(&self, id: u64) {
@@ -429,8 +429,8 @@ impl<S: LoadStep> Queue<S> {
         if let Some(measured) = state.measures.pop_front() {
             return Some(Command::Measure(measured));
         }
-        if let Some(command) = state.rooms.pop_front() {
-            return Some(Command::Room(command));
+        if let Some(command) = state.memory.pop_front() {
+            return Some(Command::Memory(command));
         }
         if state.may_change() {
             if let Some(load) = state.next_load() {
@@ -461,7 +461,7 @@ impl<S: LoadStep> Queue<S> {
         let apply = state.apply.take();
         // Dropping the senders tells those who wait for rates.
         state.measures.clear();
-        let rooms = std::mem::take(&mut state.rooms);
+        let memory = std::mem::take(&mut state.memory);
         let step = state.step.take();
         if let Some(cancel) = &state.loading {
             cancel.store(true, Ordering::Relaxed);
@@ -481,8 +481,8 @@ impl<S: LoadStep> Queue<S> {
         for unload in unloads {
             (unload.report)(false);
         }
-        for command in rooms {
-            if let RoomCommand::GiveUp(report) = command {
+        for command in memory {
+            if let MemoryCommand::DropCaches(report) = command {
                 report();
             }
         }

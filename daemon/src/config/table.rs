@@ -408,7 +408,7 @@ settings! {
         },
     }
 
-    /// Models that may be loaded at once, within one budget; for one more the least recently used goes
+    /// Models that may be loaded at once, within one budget; for one more the least recently used is evicted
     ///
     /// 1 to 16. 1: a load takes the present model's place.
     loaded_models: LoadedModelsMax {

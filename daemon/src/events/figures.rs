@@ -1,19 +1,13 @@
 //! Requests that come to figures instead of a text: progress, then one result.
 
-use std::sync::Arc;
-
 use sluice_engine::{
     Event, Outcome,
     event::{EventSink, FidelityResult, ScoreResult},
 };
 use sluice_proto::v1::{self, OperationStage, ProgressUnit, operation};
 
-use super::RecordWriter;
-use crate::{
-    failure::Failure,
-    operations::progress,
-    requests::{RequestEnd, RequestRecord, Requests},
-};
+use super::{EventTarget, RecordWriter};
+use crate::{failure::Failure, operations::progress, requests::RequestEnd};
 
 /// A result on the wire, filled with what is known of it before the request runs.
 pub trait Figures: Send + 'static {
@@ -85,13 +79,9 @@ impl Figures for v1::FidelityResult {
 
 /// Takes the events of such a request into its record.
 #[must_use]
-pub fn figures(
-    registry: Arc<Requests>,
-    record: Arc<RequestRecord>,
-    figures: impl Figures,
-) -> EventSink {
+pub fn figures(target: EventTarget, figures: impl Figures) -> EventSink {
     let mut translator = FigureWriter {
-        home: RecordWriter::new(registry, record),
+        home: RecordWriter::new(target),
         figures,
     };
     Box::new(move |event| translator.take(event))

@@ -125,6 +125,16 @@ fn row(failure: &Failure) -> ErrorRow {
             code: Code::ResourceExhausted,
             ..plan(error)
         },
+        Failure::MemoryKeptByUnused { failure, unused } => {
+            let row = row(failure);
+            let unload = unused.iter().map(|name| format!("sluice unload {name}"));
+            let unload = unload.collect::<Vec<_>>().join(", ");
+            let hint = match &row.hint {
+                Some(hint) => format!("free memory: {unload}; or {hint}"),
+                None => format!("free memory: {unload}"),
+            };
+            row.hint(hint)
+        }
         Failure::TooLargeForGpu { gpu, error } => {
             let row = plan(error);
             let hint = row.hint.as_deref().unwrap_or_default();
@@ -144,6 +154,15 @@ fn row(failure: &Failure) -> ErrorRow {
         Failure::TooManyChanges { max } => {
             ErrorRow::new(Code::ResourceExhausted, "TOO_MANY_CHANGES")
                 .hint("wait for the end of those before; while a model loads, sluice list shows its progress")
+                .figure("max", max)
+                .retry()
+        }
+        Failure::ModelUnloaded { model } => ErrorRow::new(Code::Aborted, "MODEL_UNLOADED")
+            .hint("send the request again to have the model loaded again")
+            .figure("model", model),
+        Failure::TooManyWanted { max } => {
+            ErrorRow::new(Code::ResourceExhausted, "TOO_MANY_MODELS_WANTED")
+                .hint("try again later, or name a model that is loaded: sluice ps")
                 .figure("max", max)
                 .retry()
         }

@@ -69,11 +69,14 @@ fn name(failure: &Failure) -> &'static str {
         F::ModelLoading { .. } => "model loading",
         F::ModelFailed { .. } => "model failed",
         F::ModelNotLoaded { .. } => "model not loaded",
+        F::ModelUnloaded { .. } => "model unloaded",
+        F::TooManyWanted { .. } => "too many wanted",
         F::LoadInProgress { .. } => "load in progress",
         F::UnknownShape { .. } => "preset",
         F::TooLargeForBudget(_) => "too large for the budget",
         F::TooLargeForGpu { .. } => "too large for the card",
         F::NothingToChange(_) => "nothing to change",
+        F::MemoryKeptByUnused { .. } => "memory kept by unused",
         F::AppliesToNextLoad => "held for the next load",
         F::Hub(error) => library::hub_name(error),
         F::ModelName(_) => "name",
@@ -191,7 +194,7 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
 }
 
 /// Variants that [`name`] knows.
-const VARIANTS: usize = 207;
+const VARIANTS: usize = 210;
 
 /// An example of each variant with its code; of `Io`, one of each kind that matters.
 async fn all() -> Vec<(Failure, Code)> {
@@ -280,6 +283,13 @@ async fn all() -> Vec<(Failure, Code)> {
         ),
         (
             F::TooLargeForBudget(budget_too_small(Level::Standard)),
+            ResourceExhausted,
+        ),
+        (
+            F::MemoryKeptByUnused {
+                failure: Box::new(F::TooLargeForBudget(budget_too_small(Level::Standard))),
+                unused: vec![text()],
+            },
             ResourceExhausted,
         ),
         (
@@ -419,6 +429,8 @@ async fn all() -> Vec<(Failure, Code)> {
             FailedPrecondition,
         ),
         (F::ModelNotLoaded { model: text() }, FailedPrecondition),
+        (F::ModelUnloaded { model: text() }, Aborted),
+        (F::TooManyWanted { max: 1 }, ResourceExhausted),
         (F::LoadInProgress { model: text() }, Unavailable),
         (
             F::NothingToChange(Box::new(engine(EngineError::NoModel))),
@@ -684,6 +696,29 @@ fn a_budget_that_is_too_small_names_the_least_that_works() {
 }
 
 #[test]
+fn who_lacks_memory_hears_of_unused_models() {
+    let unused = || vec!["one".to_owned(), "two".to_owned()];
+    let lacks = || Failure::TooLargeForBudget(budget_too_small(Level::Standard));
+    let call = CallError::from(Status::from(lacks().with_unused(unused)));
+    assert!(
+        call.message.ends_with("unused: one, two"),
+        "{}",
+        call.message
+    );
+    let hint = call.hint.unwrap();
+    assert!(
+        hint.contains("sluice unload one, sluice unload two; or "),
+        "{hint}"
+    );
+    assert!(matches!(
+        lacks().with_unused(Vec::new),
+        Failure::TooLargeForBudget(_)
+    ));
+    let other = Failure::EngineLost.with_unused(|| panic!("it lacks none"));
+    assert!(matches!(other, Failure::EngineLost));
+}
+
+#[test]
 fn an_unknown_preset_names_the_known_ones() {
     let name = "gpt-9".to_owned();
     let message = Failure::UnknownShape { name }.to_string();
@@ -698,6 +733,7 @@ fn what_passes_by_itself_says_when_to_retry() {
     let retries = |failure: Failure| Status::from(failure).get_details_retry_info().is_some();
     assert!(retries(EngineError::QueueFull { capacity: 1 }.into()));
     assert!(retries(Failure::LineFull { max: 1 }));
+    assert!(retries(Failure::TooManyWanted { max: 1 }));
     let model = String::new();
     assert!(retries(Failure::ModelLoading { model }));
     assert!(!retries(Failure::Draining));

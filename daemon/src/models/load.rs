@@ -118,6 +118,8 @@ impl LoadReporter {
         let before = self.models.put(serving, self.about.requester);
         // Freed outside the lock: a tokenizer is large, and calls wait for the lock.
         drop(before);
+        // Others may have gone for it that took more.
+        self.models.reclaim_memory();
         embedded::forget();
         // After `serving` is set, so that whoever hears of the end can use the model.
         let plan = self.plan.take();
@@ -145,13 +147,9 @@ impl LoadReporter {
                 known.failed = Some((self.about.name.clone(), failure.to_string()));
             }
         }
-        // An engine that was started for it has nothing to do any more.
-        if let Some(engine) = self.about.engine.upgrade()
-            && engine.model().is_none()
-            && let Some(engines) = self.models.engines.upgrade()
-        {
-            engines.end(&engine);
-        }
+        // An engine that was started for it has nothing to do any more, and what it took the place of may be gone.
+        self.models.forget_gone();
+        self.models.reclaim_memory();
         self.running.finish(Err(failure));
         self.models.changes.tell();
     }

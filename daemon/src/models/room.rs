@@ -1,4 +1,4 @@
-//! Room for a model beside those that are loaded: which of them go for it, and how they are waited for.
+//! Room for a model beside those that are loaded: which of them are evicted for it, and how they are waited for.
 
 use std::{
     sync::{
@@ -11,16 +11,16 @@ use std::{
 };
 
 use sluice_engine::{Engine, EngineError, FitFn, LoadRoom, PlanSettings};
-use sluice_plan::sharing::{LoadedShare, LoadedShares, RoomChoice};
+use sluice_plan::sharing::{LoadedShare, LoadedShares, MadeRoom};
 use sluice_shared::units;
 
-use super::{Known, ModelName, Models, ServingModel, SleepingModel};
+use super::{Known, ModelName, Models, ServingModel, SleepingModel, WantedModel};
 use crate::{allocator, limits::SLEEPING_MAX, operations::Operation};
 
 /// How often it is looked whether the models that are to go are idle, and whether the load was cancelled.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 /// How long others may take to give up what they only keep for speed. One that is busy does it later, and it is planned without.
-const GIVE_UP_TIMEOUT: Duration = Duration::from_millis(500);
+const DROP_CACHES_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Makes room for a load.
 pub(super) struct RoomForLoad {
@@ -29,7 +29,9 @@ pub(super) struct RoomForLoad {
     /// The budget of the model's own settings.
     asked_bytes: u64,
     operation: Arc<Operation>,
-    /// Those that are to go.
+    /// What requests wait for, where they asked for the load.
+    wanted: Option<Arc<WantedModel>>,
+    /// Those that are to be evicted.
     chosen: Vec<ModelName>,
 }
 
@@ -39,26 +41,42 @@ impl RoomForLoad {
         engine: &Arc<Engine>,
         asked_bytes: u64,
         operation: Arc<Operation>,
+        wanted: Option<Arc<WantedModel>>,
     ) -> Self {
         Self {
             models,
             engine: Arc::downgrade(engine),
             asked_bytes,
             operation,
+            wanted,
             chosen: Vec::new(),
         }
+    }
+
+    /// Whether nobody waits any more for the load of a model that requests asked for.
+    fn is_unwanted(&self) -> bool {
+        let wanted = self.wanted.as_ref();
+        wanted.is_some_and(|wanted| !self.models.is_waited_for(&wanted.name))
+    }
+
+    /// Whether those that are to go may still be unloaded.
+    fn may_evict(&self) -> bool {
+        let models = &self.models;
+        (self.chosen.iter()).all(|name| match models.lock().find(name).cloned() {
+            Some(model) => models.may_be_evicted(&model),
+            None => true,
+        })
     }
 }
 
 impl LoadRoom for RoomForLoad {
     fn budget(&mut self, fit: FitFn<'_>) -> Result<u64, EngineError> {
         let engine = self.engine.upgrade().ok_or(EngineError::Stopped)?;
-        let models = self.models.in_order_of_going();
-        give_up_caches(&models);
-        let loaded: Vec<LoadedShare> = models
-            .iter()
-            .map(|model| self.models.share_of(model))
-            .collect();
+        // What the engine has itself goes for the new model in any case.
+        let models = self.models.in_order_of_going(&engine);
+        drop_caches(&models);
+        let shares = models.iter().map(|model| self.models.share_of(model));
+        let (loaded, unheld): (Vec<_>, Vec<_>) = shares.unzip();
         let models_max = self.models.settings.loaded_models();
         let shares = LoadedShares {
             budget_bytes: engine.shared_budget_bytes(),
@@ -66,29 +84,28 @@ impl LoadRoom for RoomForLoad {
             loaded: &loaded,
         };
         let room = |gone: &[usize]| {
-            let freed: u64 = gone.iter().map(|&index| loaded[index].taken_bytes).sum();
-            // Other programs may have taken some of a GPU's memory.
-            let available = engine.available_bytes();
-            let available = available.map_or(u64::MAX, |bytes| bytes.saturating_add(freed));
-            shares.room_bytes(self.asked_bytes, gone).min(available)
-        };
-        let choice = shares.make_room(&mut |gone| fit(room(gone)))?;
-        let gone = match choice {
-            RoomChoice::Evict(gone) => gone,
-            // Nobody goes for what then fails with the figures of what there could be.
-            RoomChoice::TooLarge => {
-                self.chosen.clear();
-                let all = (0..loaded.len()).filter(|&index| loaded[index].may_go);
-                return Ok(room(&all.collect::<Vec<_>>()));
+            let room = shares.room_bytes(self.asked_bytes, gone);
+            // Other programs may have taken some of a GPU's memory. What those that stay have claimed and do not hold yet is among
+            // what is free of it.
+            let Some(mut available) = engine.available_bytes() else {
+                return room;
+            };
+            for (index, (share, unheld)) in loaded.iter().zip(&unheld).enumerate() {
+                match gone.contains(&index) {
+                    true => available += share.taken_bytes - unheld,
+                    false => available = available.saturating_sub(*unheld),
+                }
             }
-            RoomChoice::NoPlace => return Err(EngineError::NoPlace { max: models_max }),
+            room.min(available)
         };
-        self.chosen = gone
-            .iter()
-            .map(|&index| models[index].name.clone())
-            .collect();
+        let made = shares.make_room(&room, fit)?;
+        let Some(MadeRoom { evicted, bytes }) = made else {
+            return Err(EngineError::NoPlace { max: models_max });
+        };
+        let evicted = evicted.into_iter();
+        self.chosen = evicted.map(|index| models[index].name.clone()).collect();
         for name in &self.chosen {
-            let notice = format!("the model {} goes for it", name.name);
+            let notice = format!("evicting the model {} to make room", name.name);
             tracing::info!(
                 model = self.operation.description().model,
                 notice,
@@ -96,14 +113,24 @@ impl LoadRoom for RoomForLoad {
             );
             self.operation.notice(notice);
         }
-        Ok(room(&gone))
+        Ok(bytes)
     }
 
-    fn make(&mut self, cancel: &AtomicBool) -> Result<(), EngineError> {
+    fn make(&mut self, cancel: &AtomicBool) -> Result<bool, EngineError> {
         let _closed = ClosedModels::new(&self.models, &self.chosen);
         let mut has_told = false;
         // The load looks at the flag itself.
-        while !cancel.load(Ordering::Relaxed) {
+        while !self.chosen.is_empty() && !cancel.load(Ordering::Relaxed) {
+            if self.is_unwanted() {
+                // Nobody is evicted for those who left.
+                if let Some(wanted) = &self.wanted {
+                    wanted.abandon();
+                }
+                return Err(EngineError::LoadCancelled);
+            }
+            if !self.may_evict() {
+                return Ok(false);
+            }
             // All at once: as long as one is busy, the others may serve on.
             match self.chosen.iter().find(|name| self.models.is_used(name)) {
                 None => {
@@ -122,7 +149,7 @@ impl LoadRoom for RoomForLoad {
             }
             thread::sleep(LOOK_INTERVAL);
         }
-        Ok(())
+        Ok(true)
     }
 }
 
@@ -150,18 +177,18 @@ impl Drop for ClosedModels<'_> {
 }
 
 /// Has engines give up what is only kept for speed, so that it does not count as taken.
-fn give_up_caches(models: &[ServingModel]) {
+fn drop_caches(models: &[ServingModel]) {
     let (tell, told) = mpsc::channel();
     let mut asked = 0;
     for engine in models.iter().filter_map(|model| model.engine.upgrade()) {
         let tell = tell.clone();
         // Nobody waits any more for one that took long.
-        engine.give_up_caches(move || {
+        engine.drop_caches(move || {
             let _ = tell.send(());
         });
         asked += 1;
     }
-    let until = Instant::now() + GIVE_UP_TIMEOUT;
+    let until = Instant::now() + DROP_CACHES_TIMEOUT;
     for _ in 0..asked {
         let left = until.saturating_duration_since(Instant::now());
         if told.recv_timeout(left).is_err() {
@@ -171,26 +198,31 @@ fn give_up_caches(models: &[ServingModel]) {
 }
 
 impl Models {
-    /// The loaded models in the order in which they go: those without requests first, and of these the one first that was used
-    /// least recently.
-    fn in_order_of_going(&self) -> Vec<ServingModel> {
+    /// The models of other engines in the order in which they are evicted: those without requests first, and of these the one first
+    /// that was used least recently.
+    fn in_order_of_going(&self, engine: &Arc<Engine>) -> Vec<ServingModel> {
+        let is_own = |model: &ServingModel| model.engine.ptr_eq(&Arc::downgrade(engine));
         let mut models = self.all_loaded();
+        models.retain(|model| !is_own(model));
         models.sort_by_key(|model| (self.is_busy(model), self.uses.of(&model.name).last_use));
         models
     }
 
-    fn share_of(&self, model: &ServingModel) -> LoadedShare {
+    /// A model's share of the budget, and how many bytes of it are claimed and not held yet.
+    fn share_of(&self, model: &ServingModel) -> (LoadedShare, u64) {
         let engine = model.engine.upgrade();
-        let (taken, budget) = engine.map_or((0, 0), |engine| {
-            let budget = engine.settings().budget.bytes();
-            let budget = budget.unwrap_or_else(|| engine.budget_default());
-            (engine.taken_bytes(), budget)
+        let (taken, budget, unheld) = engine.map_or((0, 0, 0), |engine| {
+            let taken = engine.taken_bytes();
+            let budget = engine.allowed_bytes(&engine.settings());
+            // Asked for one after the other: passes go on meanwhile.
+            (taken, budget, engine.unheld_bytes().min(taken))
         });
-        LoadedShare {
+        let share = LoadedShare {
             taken_bytes: taken,
             budget_bytes: budget,
-            may_go: !self.is_pinned(model),
-        }
+            may_go: self.may_be_evicted(model),
+        };
+        (share, unheld)
     }
 
     /// Whether a model that is loaded has requests, jobs or a change.
@@ -209,7 +241,7 @@ impl Models {
             return true;
         };
         // Before it goes: a request that comes in between finds it asleep, and not gone.
-        let sleeps = self.lock().put_to_sleep(&model, engine.settings());
+        let fell_asleep = self.lock().put_to_sleep(&model, engine.settings());
         let before = engine.memory_of_all().used_bytes;
         let (tell, told) = mpsc::channel();
         // Fails if nobody waits any more.
@@ -226,12 +258,12 @@ impl Models {
             }
         };
         if !went {
-            if sleeps {
-                self.lock().wake_up(name);
+            if fell_asleep {
+                self.lock().stays_awake(name);
             }
             return false;
         }
-        self.let_go(&engine);
+        self.forget_gone();
         tracing::info!(
             model = name.name,
             freed = units::bytes(before.saturating_sub(engine.memory_of_all().used_bytes)),
@@ -240,19 +272,29 @@ impl Models {
         true
     }
 
-    /// Forgets a model that its engine has let go, and ends that engine if it was started for it.
-    pub(super) fn let_go(&self, engine: &Arc<Engine>) {
-        let gone = self.lock().forget_gone();
+    /// Forgets models that their engines have let go, and ends engines that were started for models and have none.
+    pub(crate) fn forget_gone(&self) {
+        let (gone, ended) = {
+            let mut known = self.lock();
+            let loading = known.loading.as_ref().map(|loading| &loading.engine);
+            let is_loading = |engine: &Arc<Engine>| {
+                loading.is_some_and(|loading| loading.ptr_eq(&Arc::downgrade(engine)))
+            };
+            // Under the lock, so that no load is about to begin there.
+            let engines = self.engines.upgrade();
+            let ended = engines.map_or(0, |engines| {
+                engines.end_unused(|engine| engine.model().is_some() || is_loading(engine))
+            });
+            (known.forget_gone(), ended)
+        };
         for model in &gone {
             self.uses.set_loaded(&model.name, false);
         }
-        // The record holds the tokenizer. Freed outside the lock, for which calls wait.
-        drop(gone);
-        if engine.model().is_none()
-            && let Some(engines) = self.engines.upgrade()
-        {
-            engines.end(engine);
+        if gone.is_empty() && ended == 0 {
+            return;
         }
+        // The records hold tokenizers. Freed outside the lock, for which calls wait.
+        drop(gone);
         allocator::give_back();
         self.changes.tell();
     }
@@ -273,12 +315,18 @@ impl Known {
         self.asleep.push(SleepingModel {
             name: model.name.clone(),
             settings,
-            is_pinned: model.is_pinned,
         });
         true
     }
 
-    /// A model stayed after all.
+    /// A model that was put to sleep was not unloaded by that, as it was used again, or since it was unloaded already.
+    pub(super) fn stays_awake(&mut self, name: &ModelName) {
+        if self.find(name).is_some() {
+            self.wake_up(name);
+        }
+    }
+
+    /// Forgets that the next request loads a model again.
     pub(super) fn wake_up(&mut self, name: &ModelName) {
         self.asleep.retain(|asleep| !asleep.name.is_same(name));
     }

@@ -3,12 +3,13 @@
 use tokio::sync::oneshot;
 
 use super::{ModelName, Models, ServingModel};
-use crate::{allocator, failure::Failure};
+use crate::failure::Failure;
 
 /// Why a model is unloaded, which decides what the next request meets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnloadReason {
-    /// A client wants its memory back: requests are refused afterwards.
+    /// A client wants its memory back. Requests that wait for the model by its name are refused; one that comes later may have it
+    /// loaded again.
     Requested,
     /// No request came for a while: the next one loads it again.
     Idle,
@@ -28,7 +29,7 @@ impl Models {
         // One at a time with an engine, and until it has answered, even if the caller leaves: those who leave earlier are
         // forgotten, and the engine's queue gets no longer.
         let turn = self.unloading.clone().lock_owned().await;
-        let (serving, name) = {
+        let (serving, name, fell_asleep, wanted) = {
             let mut known = self.lock();
             let shown = || self.shown_of(&known).map(|shown| shown.name.clone());
             let meant = model.cloned().or_else(|| known.present.clone());
@@ -48,14 +49,24 @@ impl Models {
                 .as_ref()
                 .map(|serving| serving.name.clone())
                 .or_else(|| asleep.map(|asleep| asleep.name.clone()));
+            let mut fell_asleep = false;
             if let (UnloadReason::Idle, Some(serving)) = (reason, &serving)
                 && let Some(engine) = serving.engine.upgrade()
             {
                 // Set before the unload: a request that comes in between finds the model asleep, not gone.
-                known.put_to_sleep(serving, engine.settings());
+                fell_asleep = known.put_to_sleep(serving, engine.settings());
             }
-            (serving, name)
+            let mut wanted = None;
+            if let (UnloadReason::Requested, Some(meant)) = (reason, &meant) {
+                // Set before, as well: those whom the engine gives back learn by it that they wait in vain.
+                self.uses.unload(meant);
+                wanted = known.wanted.remove(meant);
+            }
+            (serving, name, fell_asleep, wanted)
         };
+        if let Some(wanted) = wanted {
+            wanted.end(Err("it was unloaded meanwhile".to_owned()));
+        }
         let went = match &serving {
             Some(serving) => self.unload_now(serving, reason, turn).await,
             // The model sleeps, or there is none.
@@ -64,10 +75,10 @@ impl Models {
         {
             let mut known = self.lock();
             // After a request to unload nothing may wake it; a refused idle unload leaves it awake.
-            if let Some(name) = &name
-                && (reason == UnloadReason::Requested || (serving.is_some() && !went))
-            {
-                known.wake_up(name);
+            match &name {
+                Some(name) if reason == UnloadReason::Requested => known.wake_up(name),
+                Some(name) if fell_asleep && !went => known.stays_awake(name),
+                _ => {}
             }
             if reason == UnloadReason::Requested {
                 // From here on the unload is why no model serves, not an earlier failed load.
@@ -83,15 +94,10 @@ impl Models {
                 }
             }
         }
-        match serving.and_then(|serving| serving.engine.upgrade()) {
-            Some(engine) => self.let_go(&engine),
-            None => {
-                allocator::give_back();
-                self.changes.tell();
-            }
-        }
+        self.forget_gone();
+        self.changes.tell();
         if went {
-            self.take_room_back();
+            self.reclaim_memory();
         }
         // A model that another one replaced meanwhile is gone as well.
         Ok(name.filter(|_| went || reason == UnloadReason::Requested))
@@ -114,22 +120,26 @@ impl Models {
             let _ = send.send(goes);
         });
         engine.unload(serving.loaded.id, reason == UnloadReason::Idle, report);
+        if reason == UnloadReason::Requested && engine.queue().running > 0 {
+            let model = &serving.name.name;
+            tracing::info!(model, "unloading once the running requests have ended");
+        }
         // Not under the lock: the engine gets to this after the running request.
         went.await.unwrap_or(false)
     }
 
-    /// Lets those that are left have what a model has left, unless others wait for it.
-    fn take_room_back(&self) {
+    /// Lets the loaded models have what others have left, unless some are to be loaded. Whoever ends a load asks for this again.
+    pub(super) fn reclaim_memory(&self) {
         let known = self.lock();
         if known.loading.is_some() || !known.wanted.is_empty() {
             return;
         }
-        let engines: Vec<_> = (known.loaded.iter())
+        let engines: Vec<_> = (known.held())
             .filter_map(|model| model.engine.upgrade())
             .collect();
         drop(known);
         for engine in engines {
-            engine.take_room_back();
+            engine.reclaim_memory();
         }
     }
 }

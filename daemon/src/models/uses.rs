@@ -1,4 +1,4 @@
-//! Which models are in use: how many requests each has, let in or in line, and when it was used last.
+//! Which models are in use: how many requests each has, let in or in line, how many jobs, and when it was used last.
 
 use std::{
     collections::HashMap,
@@ -27,10 +27,14 @@ struct UsesState {
 
 #[derive(Debug)]
 struct Uses {
-    /// Requests that run, wait with the engine or are being made; jobs.
+    /// Requests that run, wait with the engine or are being made; changes.
     admitted: usize,
     /// Requests that stand in the daemon's line.
     in_line: usize,
+    /// Jobs, which may take hours.
+    jobs: usize,
+    /// How often it was unloaded because somebody asked for that.
+    unloads: u64,
     /// Another model waits for this one's place: of those in line so many are let in, and nobody else. Never more than there are.
     let_in: Option<usize>,
     /// Grows with each use of any model.
@@ -44,6 +48,8 @@ impl Default for Uses {
         Self {
             admitted: 0,
             in_line: 0,
+            jobs: 0,
+            unloads: 0,
             let_in: None,
             last_use: 0,
             used_at: Instant::now(),
@@ -63,7 +69,8 @@ impl UsesState {
 
     fn forget_unused(&mut self, key: &Key) {
         let is_unused = |uses: &Uses| {
-            uses.admitted == 0 && uses.in_line == 0 && uses.let_in.is_none() && !uses.is_loaded
+            let users = uses.admitted + uses.in_line + uses.jobs;
+            users == 0 && uses.let_in.is_none() && !uses.is_loaded
         };
         if self.models.get(key).is_some_and(is_unused) {
             self.models.remove(key);
@@ -74,10 +81,12 @@ impl UsesState {
 /// What is told of a model's uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct UseFigures {
-    /// Requests that run, wait with the engine or are being made; jobs.
+    /// Requests that run, wait with the engine or are being made; changes.
     pub admitted: usize,
     /// Requests that stand in the daemon's line for it.
     pub in_line: usize,
+    /// Jobs that work with it.
+    pub jobs: usize,
     /// Grows with each use of any model: the model with the least was used least recently.
     pub last_use: u64,
     /// Time since then.
@@ -89,7 +98,26 @@ pub struct UseFigures {
 pub struct ModelInUse {
     uses: Arc<ModelUses>,
     key: Key,
-    is_in_line: bool,
+    kind: UseKind,
+    /// How often the model had been unloaded on demand when this began.
+    unloads: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum UseKind {
+    Admitted,
+    InLine,
+    Job,
+}
+
+impl Uses {
+    fn counter(&mut self, kind: UseKind) -> &mut usize {
+        match kind {
+            UseKind::Admitted => &mut self.admitted,
+            UseKind::InLine => &mut self.in_line,
+            UseKind::Job => &mut self.jobs,
+        }
+    }
 }
 
 impl ModelUses {
@@ -100,25 +128,33 @@ impl ModelUses {
         }
     }
 
-    /// A request is made for this model, or a job works with it.
+    /// A request is made for this model, or a change of it begins.
     #[must_use]
     pub fn begin(self: &Arc<Self>, model: &ModelName) -> ModelInUse {
-        self.lock().touch(&model.path).admitted += 1;
-        ModelInUse {
-            uses: self.clone(),
-            key: model.path.clone(),
-            is_in_line: false,
-        }
+        self.begin_as(model, UseKind::Admitted)
     }
 
     /// A request stands in line for this model.
     #[must_use]
     pub fn stand_in_line(self: &Arc<Self>, model: &ModelName) -> ModelInUse {
-        self.lock().touch(&model.path).in_line += 1;
+        self.begin_as(model, UseKind::InLine)
+    }
+
+    /// A job works with this model, which is not evicted as long as that takes.
+    #[must_use]
+    pub fn begin_job(self: &Arc<Self>, model: &ModelName) -> ModelInUse {
+        self.begin_as(model, UseKind::Job)
+    }
+
+    fn begin_as(self: &Arc<Self>, model: &ModelName, kind: UseKind) -> ModelInUse {
+        let mut state = self.lock();
+        let uses = state.touch(&model.path);
+        *uses.counter(kind) += 1;
         ModelInUse {
             uses: self.clone(),
             key: model.path.clone(),
-            is_in_line: true,
+            kind,
+            unloads: uses.unloads,
         }
     }
 
@@ -132,6 +168,7 @@ impl ModelUses {
         UseFigures {
             admitted: uses.admitted,
             in_line: uses.in_line,
+            jobs: uses.jobs,
             last_use: uses.last_use,
             unused_for: uses.used_at.elapsed(),
         }
@@ -142,6 +179,13 @@ impl ModelUses {
         let mut state = self.lock();
         state.touch(&model.path).is_loaded = is_loaded;
         state.forget_unused(&model.path);
+    }
+
+    /// Somebody asked that the model be unloaded: those who wait for it by now do so in vain.
+    pub(super) fn unload(&self, model: &ModelName) {
+        if let Some(uses) = self.lock().models.get_mut(&model.path) {
+            uses.unloads += 1;
+        }
     }
 
     /// Another model waits for this one's place: from now on those are let in who stand in line for it already, and nobody else.
@@ -184,7 +228,10 @@ impl ModelUses {
     pub fn is_idle(&self, model: &ModelName) -> bool {
         let state = self.lock();
         let uses = state.models.get(&model.path);
-        uses.is_none_or(|uses| uses.admitted == 0 && (uses.in_line == 0 || uses.let_in == Some(0)))
+        uses.is_none_or(|uses| {
+            let waits = uses.in_line > 0 && uses.let_in != Some(0);
+            uses.admitted + uses.jobs == 0 && !waits
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, UsesState> {
@@ -194,12 +241,20 @@ impl ModelUses {
 }
 
 impl ModelInUse {
+    /// Whether somebody asked since its beginning that the model be unloaded.
+    #[must_use]
+    pub fn was_unloaded(&self) -> bool {
+        let state = self.uses.lock();
+        let uses = state.models.get(&self.key);
+        uses.is_some_and(|uses| uses.unloads != self.unloads)
+    }
+
     /// Leaves the line, having been let in.
     pub fn let_in(self) {
         // The lock is free again when this is dropped.
         let models = &mut self.uses.lock().models;
         if let Some(uses) = models.get_mut(&self.key)
-            && let (true, Some(left)) = (self.is_in_line, uses.let_in)
+            && let (UseKind::InLine, Some(left)) = (self.kind, uses.let_in)
         {
             uses.let_in = Some(left.saturating_sub(1));
         }
@@ -211,11 +266,7 @@ impl Drop for ModelInUse {
         {
             let mut state = self.uses.lock();
             let uses = state.touch(&self.key);
-            let counter = match self.is_in_line {
-                true => &mut uses.in_line,
-                false => &mut uses.admitted,
-            };
-            *counter -= 1;
+            *uses.counter(self.kind) -= 1;
             // Nobody is waited for who has left the line.
             uses.let_in = uses.let_in.map(|left| left.min(uses.in_line));
             state.forget_unused(&self.key);
@@ -253,6 +304,28 @@ mod tests {
         assert!(uses.is_idle(&one));
         // An end is a use.
         assert!(uses.of(&one).last_use > uses.of(&two).last_use);
+    }
+
+    #[test]
+    fn those_who_wait_know_that_the_model_was_unloaded() {
+        let (uses, one, two) = (uses(), model("one"), model("two"));
+        let waiting = [uses.begin(&one), uses.stand_in_line(&one)];
+        let other = uses.begin(&two);
+        uses.unload(&one);
+        assert!(waiting.iter().all(ModelInUse::was_unloaded));
+        assert!(!other.was_unloaded() && !uses.begin(&one).was_unloaded());
+    }
+
+    #[test]
+    fn a_job_is_no_request_and_keeps_its_model() {
+        let (uses, one) = (uses(), model("one"));
+        uses.set_loaded(&one, true);
+        let job = uses.begin_job(&one);
+        let figures = uses.of(&one);
+        assert_eq!((figures.admitted, figures.in_line, figures.jobs), (0, 0, 1));
+        assert!(!uses.is_idle(&one));
+        drop(job);
+        assert!(uses.is_idle(&one));
     }
 
     #[test]

@@ -438,6 +438,13 @@ impl Operation {
         });
     }
 
+    /// The model that it is for; empty where nobody knows.
+    #[must_use]
+    pub fn model(&self) -> String {
+        let of_request = self.status.borrow().model.clone();
+        of_request.unwrap_or_else(|| self.description.model.clone())
+    }
+
     /// Sets the model that a request is made for.
     pub fn made_for(&self, model: &str) {
         self.change(|status| {

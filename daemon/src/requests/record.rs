@@ -241,9 +241,12 @@ impl RequestRecord {
     pub fn give_back(&self) {
         let mut state = self.lock();
         state.is_given_back = true;
-        let in_use = state.in_use.take();
         self.tell(state);
-        drop(in_use);
+    }
+
+    /// What has kept the model of a request that was given back.
+    pub(crate) fn take_use(&self) -> Option<ModelInUse> {
+        self.lock().in_use.take()
     }
 
     /// Waits until the engine gives the request back (true), or begins or ends it (false). A request that was given back has

@@ -13,7 +13,7 @@ use crate::{
     failure::Failure,
     measurements,
     model_name::ModelName,
-    models::ServingModel,
+    models::{Models, ServingModel},
     operations::{Operation, files},
     prepare::{self, TextSplit},
 };
@@ -67,7 +67,8 @@ impl Daemon {
         };
         let engine = serving.engine()?;
         let operation = self.operations.calibrate(engine, &serving.name, options)?;
-        self.models.keep_for(&serving, &operation);
+        let in_use = self.models.uses().begin_job(&serving.name);
+        Models::keep_for(&operation, in_use);
         Ok(operation)
     }
 

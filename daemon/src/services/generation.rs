@@ -221,10 +221,8 @@ impl Daemon {
         if let Some(problem) = problem {
             record.notice(&problem);
         }
-        let requests = self.requests.clone();
         let sink = events::generation(
-            requests,
-            record.clone(),
+            self.event_target(&record),
             serving.clone(),
             &prepared,
             expected,
@@ -265,7 +263,7 @@ impl Daemon {
             think_steps: work.think_steps.map(|steps| steps as u32),
             ..Default::default()
         };
-        let sink = events::figures::figures(self.requests.clone(), record.clone(), facts);
+        let sink = events::figures::figures(self.event_target(&record), facts);
         let made = (record, &serving);
         self.submit(caller.share(), made, Work::Score(work), sink)
     }

@@ -110,8 +110,8 @@ impl Door for DaemonDoor {
             DaemonState::Draining => Health::Draining,
             _ if self.daemon.stall.get().is_some() => Health::Stuck,
             DaemonState::Ready => Health::Ready,
-            // It wakes for a request.
-            _ if self.daemon.models.is_asleep() => Health::Ready,
+            // A request wakes a model, or has one loaded.
+            _ if self.daemon.models.serves() => Health::Ready,
             DaemonState::Loading => Health::Loading,
             DaemonState::NoModel | DaemonState::Unspecified => Health::NoModel,
         }

@@ -244,8 +244,7 @@ impl Daemon {
             file: given(asked.file_name),
             revision: given(asked.revision),
         };
-        let budget = self.models.base_settings().budget.bytes();
-        let budget = budget.unwrap_or_else(|| self.engine.budget_default());
+        let budget = self.engine.allowed_bytes(&self.models.base_settings());
         let operation = self.pulls.begin(pull, token, caller, budget)?;
         Ok(operation::follow(operation, &self.closing))
     }
@@ -375,10 +374,7 @@ impl Daemon {
             let settings = (daemon.models.base_settings())
                 .with_unresolved_mix()
                 .with(&holds.change());
-            let budget = settings
-                .budget
-                .bytes()
-                .unwrap_or_else(|| daemon.engine.budget_default());
+            let budget = daemon.engine.allowed_bytes(&settings);
             let machine = daemon.engine.machine();
             let not_loadable = |plan: &Plan| translate::plan::not_loadable(plan, &daemon.engine);
             let mut answer =

@@ -16,7 +16,7 @@ use crate::{
     caller::Caller,
     failure::Failure,
     measurements,
-    models::ServingModel,
+    models::{Models, ServingModel},
     operations::{Operation, files},
     prepare::{self, TextSplit, spread},
 };
@@ -112,7 +112,8 @@ impl Daemon {
         let notice = split.is_shared.then(|| SHARED_TEXTS.to_owned());
         let operation =
             (self.operations).optimize(engine, &serving.name, (missing, options), notice)?;
-        self.models.keep_for(&serving, &operation);
+        let in_use = self.models.uses().begin_job(&serving.name);
+        Models::keep_for(&operation, in_use);
         Ok(operation)
     }
 }

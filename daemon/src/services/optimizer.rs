@@ -34,7 +34,7 @@ use crate::{
     failure::Failure,
     measurements::PendingMeasurement,
     model_name::ModelName,
-    models::{MeantModel, ServingModel},
+    models::{MeantModel, Models, ServingModel},
     operations::{OperationStatus, Unsaved, change::RequestedChange, optimization::kept_to_wire},
     prepare,
     requests::{RequestDescription, RequestRecord},
@@ -316,7 +316,7 @@ impl Daemon {
         };
         let record = self.record(waited, caller, facts, &serving.name.name);
         let measurement = PendingMeasurement::new(self.measurements.clone(), &serving, &work);
-        let sink = events::figures::figures(self.requests.clone(), record.clone(), measurement);
+        let sink = events::figures::figures(self.event_target(&record), measurement);
         let made = (record, &serving);
         self.submit(caller.share(), made, Work::MeasureFidelity(work), sink)
     }
@@ -357,8 +357,7 @@ impl Daemon {
             }
         };
         let settings = settings.with(&asked.options);
-        let budget_bytes = settings.budget.bytes();
-        let budget_bytes = budget_bytes.unwrap_or_else(|| self.engine.budget_default());
+        let budget_bytes = self.engine.allowed_bytes(&settings);
         let workload = translate::plan::workload(asked.workload, outline.context_length())?;
         let plan = outline.plan(settings, budget_bytes, workload)?;
         let not_loadable = translate::plan::not_loadable(&plan, &self.engine);
@@ -551,7 +550,8 @@ fn begin<R: OperationResponse>(
         let settled = settled(&*changed.upgrade()?, &requested, ended)?;
         Some(move || afterwards.write(&asked, &of, &settled))
     })?;
-    daemon.models.keep_for(serving, &operation);
+    let in_use = daemon.models.uses().begin(&serving.name);
+    Models::keep_for(&operation, in_use);
     tracing::info!(
         operation = operation.id(),
         %options,

@@ -26,6 +26,7 @@ use super::{
 };
 use crate::{
     caller::Caller,
+    events::EventTarget,
     failure::Failure,
     models::{MeantModel, ServingModel},
     requests::{RecordReader, RequestDescription, RequestRecord},
@@ -133,6 +134,15 @@ impl Daemon {
                 record
             }
             None => self.requests.create(caller, facts, model),
+        }
+    }
+
+    /// Where the events of a request go.
+    pub(super) fn event_target(&self, record: &Arc<RequestRecord>) -> EventTarget {
+        EventTarget {
+            record: record.clone(),
+            requests: self.requests.clone(),
+            models: self.models.clone(),
         }
     }
 

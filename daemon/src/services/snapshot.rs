@@ -61,7 +61,7 @@ fn loaded_model(daemon: &Daemon, model: &ServingModel) -> Option<v1::LoadedModel
     let (queue, uses) = (engine.queue(), daemon.models.uses().of(&model.name));
     let settings = engine.settings();
     let is_shown = |shown: ServingModel| shown.name.is_same(&model.name);
-    let is_used = uses.admitted + uses.in_line > 0;
+    let is_used = uses.admitted + uses.in_line + uses.jobs > 0;
     Some(v1::LoadedModel {
         model: Some(model.to_wire()),
         is_present: daemon.models.shown().is_some_and(is_shown),
@@ -116,10 +116,7 @@ fn settings(daemon: &Daemon) -> v1::SettingsStatus {
     let engine = shown.as_ref().and_then(|shown| shown.engine.upgrade());
     let engine = engine.unwrap_or_else(|| daemon.engine.clone());
     let wire = |settings: PlanSettings| v1::PlanOptions::from(PlanOptions::from(settings));
-    let bytes = |settings: PlanSettings| {
-        let bytes = settings.budget.bytes();
-        bytes.unwrap_or_else(|| engine.budget_default())
-    };
+    let bytes = |settings: PlanSettings| engine.allowed_bytes(&settings);
     let settings = engine.settings();
     let loaded = engine.loaded_with().map(|loaded| {
         // Without remembered settings: this is what `restore` leads to.

@@ -24,7 +24,7 @@ use crate::{
     failure::Failure,
     limits::WAITING_MAX,
     model_name::ModelName,
-    models::{Coming, ComingModel, MeantModel, ModelInUse, WantedProgress},
+    models::{MeantModel, ModelInUse, Pending, PendingModel, WantedProgress},
     operations::Operation,
     requests::{RequestDescription, RequestEnd, RequestRecord},
 };
@@ -193,7 +193,7 @@ pub(super) async fn admit(
     // Before looking for the model, so that it is not unloaded between the look and the submission.
     let name = daemon.models.name_of(&model);
     let wanted = name.as_ref().map(|name| daemon.models.uses().begin(name));
-    let mut coming = daemon.models.coming(&model)?;
+    let mut pending = daemon.models.pending(&model, share)?;
     let key = key_of(name.as_ref());
     // Another model waits for the place of this one: those who come now get their turn when it is back.
     let is_closing = name
@@ -207,15 +207,18 @@ pub(super) async fn admit(
             .next(&key, |share| room(daemon, &key, share))
             .is_none(),
     };
-    if coming.is_none() && !is_first && !terms.waits && !is_closing {
+    if pending.is_none() && !is_first && !terms.waits && !is_closing {
         let capacity = daemon.engine.queue().capacity;
         return Err(EngineError::QueueFull { capacity }.into());
     }
     let asked = Asked { model, kind, make };
-    if coming.is_none() && is_first && !is_closing {
+    if pending.is_none() && is_first && !is_closing {
         match (asked.make)(None).await {
             // The model was unloaded or replaced after the look above.
-            Err(failure) if is_gone(&failure) => coming = next(daemon, &asked.model, failure)?,
+            Err(failure) if is_gone(&failure) => {
+                check_unloaded(&asked.model, wanted.as_ref())?;
+                pending = next(daemon, share, &asked.model, failure)?;
+            }
             Err(failure) if is_full(&failure) && terms.waits => {}
             Err(failure) => return Err(failure),
             Ok(record) => {
@@ -231,7 +234,7 @@ pub(super) async fn admit(
         message.wait_in_line()?;
     }
     // Until it stands there, the model is kept by `wanted`.
-    let record = stand_in_line(daemon, caller, asked, coming);
+    let record = stand_in_line(daemon, caller, asked, pending);
     drop(wanted);
     record
 }
@@ -243,6 +246,13 @@ fn key_of(name: Option<&ModelName>) -> LineKey {
 /// Stays by a request until an engine begins with it. One whose model went before its turn waits for the next.
 async fn attend(daemon: Arc<Daemon>, share: ShareKey, record: Arc<RequestRecord>, asked: Asked) {
     while record.is_given_back().await {
+        // Kept until it stands in line, and it tells whether somebody asked for the unload.
+        let before = record.take_use();
+        if let Err(failure) = check_unloaded(&asked.model, before.as_ref()) {
+            tracing::info!(request = record.id(), reason = %failure, "request failed");
+            let ending = RequestEnd::Failed(failure.into());
+            return daemon.requests.end(&record, None, ending);
+        }
         let name = daemon.models.name_of(&asked.model);
         let uses = daemon.models.uses();
         let place = WaitingPlace {
@@ -252,6 +262,7 @@ async fn attend(daemon: Arc<Daemon>, share: ShareKey, record: Arc<RequestRecord>
             was_admitted: false,
             in_use: name.map(|name| uses.stand_in_line(&name)),
         };
+        drop(before);
         let ahead = daemon.line.rejoin(&place.key, record.id(), share);
         daemon.requests.expect(&record, ahead);
         tracing::info!(
@@ -260,9 +271,9 @@ async fn attend(daemon: Arc<Daemon>, share: ShareKey, record: Arc<RequestRecord>
             "its model went before its turn; it waits for the next"
         );
         record.notice("the model went before this request's turn; another takes it if one comes");
-        // A load that began at this very moment is found by `next` later.
-        let coming = daemon.models.coming(&asked.model).unwrap_or(None);
-        wait(place, &asked, coming).await;
+        // A load that began since then is found by `next` later.
+        let pending = daemon.models.pending(&asked.model, share).unwrap_or(None);
+        wait(place, share, &asked, pending).await;
     }
 }
 
@@ -284,15 +295,28 @@ fn is_full(failure: &Failure) -> bool {
     )
 }
 
+/// Whether a request may go on to wait for its model: not where somebody asked meanwhile that it be unloaded.
+fn check_unloaded(model: &MeantModel, in_use: Option<&ModelInUse>) -> Result<(), Failure> {
+    match model {
+        MeantModel::Named(name) if in_use.is_some_and(ModelInUse::was_unloaded) => {
+            Err(Failure::ModelUnloaded {
+                model: name.name.clone(),
+            })
+        }
+        _ => Ok(()),
+    }
+}
+
 /// The load that a request waits for after its model went; `None` if another model serves already.
 fn next(
-    daemon: &Daemon,
+    daemon: &Arc<Daemon>,
+    share: ShareKey,
     model: &MeantModel,
     failure: Failure,
-) -> Result<Option<ComingModel>, Failure> {
-    let coming = daemon.models.coming(model)?;
-    match coming.is_some() || daemon.models.serving_as(model).is_ok() {
-        true => Ok(coming),
+) -> Result<Option<PendingModel>, Failure> {
+    let pending = daemon.models.pending(model, share)?;
+    match pending.is_some() || daemon.models.serving_as(model).is_ok() {
+        true => Ok(pending),
         false => Err(failure),
     }
 }
@@ -301,10 +325,10 @@ fn stand_in_line(
     daemon: &Arc<Daemon>,
     caller: Caller,
     asked: Asked,
-    coming: Option<ComingModel>,
+    pending: Option<PendingModel>,
 ) -> Result<Arc<RequestRecord>, Failure> {
     let name = daemon.models.name_of(&asked.model);
-    let model = coming.as_ref().map_or("", |coming| &coming.name.name);
+    let model = pending.as_ref().map_or("", |pending| &pending.name.name);
     let facts = RequestDescription::unknown(asked.kind);
     let share = caller.share();
     let record = daemon.requests.create(caller, facts, model);
@@ -327,7 +351,7 @@ fn stand_in_line(
         queue.waiting + queue.running
     });
     daemon.requests.expect(&record, ahead + queued);
-    if coming.is_none() {
+    if pending.is_none() {
         record.notice(match name.is_some_and(|name| uses.is_closing(&name)) {
             true => "waiting for its model's turn: another model needs its place",
             false => "waiting for room in the queue",
@@ -335,26 +359,26 @@ fn stand_in_line(
     }
     let (daemon, waiting) = (daemon.clone(), record.clone());
     tokio::spawn(async move {
-        wait(place, &asked, coming).await;
+        wait(place, share, &asked, pending).await;
         attend(daemon, share, waiting, asked).await;
     });
     Ok(record)
 }
 
 /// Waits for the model and makes the request for it, unless nobody wants that any more.
-async fn wait(mut place: WaitingPlace, asked: &Asked, coming: Option<ComingModel>) {
-    let WaitingPlace {
-        daemon,
-        record,
-        key,
-        ..
-    } = &place;
+async fn wait(
+    mut place: WaitingPlace,
+    share: ShareKey,
+    asked: &Asked,
+    pending: Option<PendingModel>,
+) {
+    let WaitingPlace { daemon, record, .. } = &place;
     let admitted = tokio::select! {
         biased;
         () = record.unwanted() => return end_unwanted(daemon, record),
         // A model may take longer to load than there is time left.
         () = daemon.draining.cancelled() => Err(Failure::Draining),
-        admitted = become_admitted(daemon, (record, key), asked, coming) => admitted,
+        admitted = become_admitted(&place, share, asked, pending) => admitted,
     };
     let was_admitted = admitted.is_ok();
     match admitted {
@@ -371,22 +395,32 @@ async fn wait(mut place: WaitingPlace, asked: &Asked, coming: Option<ComingModel
 }
 
 async fn become_admitted(
-    daemon: &Arc<Daemon>,
-    (record, key): (&Arc<RequestRecord>, &LineKey),
+    place: &WaitingPlace,
+    share: ShareKey,
     asked: &Asked,
-    mut coming: Option<ComingModel>,
+    mut pending: Option<PendingModel>,
 ) -> Result<(), Failure> {
+    let WaitingPlace {
+        daemon,
+        record,
+        key,
+        in_use,
+        ..
+    } = place;
     loop {
-        if let Some(coming) = coming {
-            come(coming, record, &asked.model).await?;
+        if let Some(pending) = pending {
+            let loaded = wait_for_load(pending, record, &asked.model).await;
+            check_unloaded(&asked.model, in_use.as_ref())?;
+            loaded?;
         }
         turn(daemon, key, record.id()).await;
         match (asked.make)(Some(record.clone())).await {
             // Another model loads, or this one went again: wait for the next.
             Err(failure) if is_gone(&failure) => {
-                coming = next(daemon, &asked.model, failure)?;
+                check_unloaded(&asked.model, in_use.as_ref())?;
+                pending = next(daemon, share, &asked.model, failure)?;
             }
-            Err(failure) if is_full(&failure) => coming = None,
+            Err(failure) if is_full(&failure) => pending = None,
             made => return made.map(drop),
         }
     }
@@ -438,18 +472,18 @@ fn room(daemon: &Daemon, key: &LineKey, share: ShareKey) -> Room {
 ///
 /// # Errors
 /// What the load of a model failed of that the request names.
-async fn come(
-    coming: ComingModel,
+async fn wait_for_load(
+    pending: PendingModel,
     record: &RequestRecord,
     meant: &MeantModel,
 ) -> Result<(), Failure> {
-    let ComingModel { name, coming } = coming;
+    let PendingModel { name, pending } = pending;
     let model = name.name;
     tracing::info!(request = record.id(), model, "waits for a model");
     record.notice(&format!("waiting for the model {model} to load"));
-    let ended = match coming {
-        Coming::Load(operation) => loaded(&model, &operation, record).await,
-        Coming::Wanted(wanted) => {
+    let ended = match pending {
+        Pending::Load(operation) => loaded(&model, &operation, record).await,
+        Pending::Wanted(wanted) => {
             let mut progress = wanted.subscribe();
             loop {
                 let now = progress.borrow_and_update().clone();

@@ -1,5 +1,7 @@
 //! Several models in one budget: requests name the one that they are for, models come for them, and others go.
 
+mod evictions;
+
 use std::path::{Path, PathBuf};
 
 use sluice_proto::{
@@ -7,7 +9,7 @@ use sluice_proto::{
     v1::{self, generation_event::Event, model_ref::By},
 };
 use tempfile::TempDir;
-use tonic::Code;
+use tonic::{Code, Streaming};
 
 use crate::support::{
     Daemon, apply, checkpoints, done, generate, level, next, pictures, rest, run, tokens, until,

@@ -9,7 +9,7 @@ use super::{current_model::CurrentModel, shared::Shared, worker::Worker};
 use crate::{
     error::EngineError,
     heartbeat::Activity,
-    schedule::{Command, RoomCommand, UnloadCommand},
+    schedule::{Command, MemoryCommand, UnloadCommand},
 };
 
 /// How long a plan for a long canvas stays after its request: the next request is often like it.
@@ -49,7 +49,7 @@ impl Worker {
             // Nothing is computed for these, and others may be about to load into the memory.
             let computes = !matches!(
                 command,
-                Some(Command::Stop | Command::Room(RoomCommand::GiveUp(_)))
+                Some(Command::Stop | Command::Memory(MemoryCommand::DropCaches(_)))
             );
             if computes {
                 self.turn.take();
@@ -62,7 +62,7 @@ impl Worker {
                 Some(Command::Stop) => return,
                 // If the caller is gone, nobody waits for the answer.
                 Some(Command::Measure(measured)) => drop(measured.send(self.rates())),
-                Some(Command::Room(command)) => self.change_room(command),
+                Some(Command::Memory(command)) => self.do_memory_command(command),
                 Some(Command::Load(load)) => self.begin_load(load),
                 Some(Command::LoadStep(step)) => self.step_load(step),
                 Some(Command::Unload(unload)) => self.unload(unload),
@@ -71,7 +71,7 @@ impl Worker {
                 None if is_switching => self.advance_switch_idle(),
                 None => self.narrow(),
             }
-            self.take_room_back();
+            self.reclaim_memory();
             // Whoever asked has been told. Nothing more can be done on a failed device: the thread ends, and the daemon
             // with it.
             if self.ops.device().has_failed() {
@@ -81,26 +81,26 @@ impl Worker {
     }
 
     /// Gives memory up for other engines, or takes it back from them.
-    pub(super) fn change_room(&mut self, command: RoomCommand) {
+    pub(super) fn do_memory_command(&mut self, command: MemoryCommand) {
         match command {
-            RoomCommand::GiveUp(report) => {
+            MemoryCommand::DropCaches(report) => {
                 if let Some(current) = &mut self.current {
                     current.prefix_cache.clear();
                 }
                 report();
             }
-            RoomCommand::TakeBack => {
-                self.may_regain = true;
-                self.take_room_back();
+            MemoryCommand::Reclaim => {
+                self.may_reclaim = true;
+                self.reclaim_memory();
             }
         }
     }
 
     /// Makes weights resident again that gave way to models which have gone; after a switch or load that is in progress.
-    pub(super) fn take_room_back(&mut self) {
+    pub(super) fn reclaim_memory(&mut self) {
         let is_switching = |current: &CurrentModel| current.switch.is_some();
         let is_busy = self.current.as_ref().is_some_and(is_switching) || self.loading.is_some();
-        if !is_busy && std::mem::take(&mut self.may_regain) {
+        if !is_busy && std::mem::take(&mut self.may_reclaim) {
             let (choices, budget) = self.aim();
             self.regain(choices, budget);
         }

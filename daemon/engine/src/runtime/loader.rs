@@ -185,22 +185,26 @@ impl Loader {
             };
             let model = (&opened.checkpoint, &planner);
             let prepared = self.prepare(model, settings, budget_bytes, cancel, report)?;
-            if let Some(room) = &mut room {
-                room.make(cancel)?;
-            }
-            Ok(prepared)
+            let is_made = match &mut room {
+                Some(room) => room.make(cancel)?,
+                None => true,
+            };
+            let has_room = is_made && self.wait_for_budget(&prepared.plan, cancel)?;
+            Ok((prepared, has_room))
         };
-        let mut prepared = prepare()?;
         let mut plans = 1;
-        while !self.wait_for_budget(&prepared.plan, cancel)? {
+        let prepared = loop {
+            let (prepared, has_room) = prepare()?;
+            if has_room {
+                break prepared;
+            }
             if plans == PLANS_MAX {
                 let bytes = prepared.plan.peak_bytes();
                 return Err(ledger.refusal(MemoryKind::Weights, bytes).into());
             }
-            // Other engines have taken some of the memory since it was made.
-            prepared = prepare()?;
+            // Others have taken some of the memory since it was made, or keep what they were to leave.
             plans += 1;
-        }
+        };
         let PreparedPlan {
             plan,
             reader,

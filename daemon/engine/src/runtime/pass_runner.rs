@@ -411,10 +411,10 @@ impl Worker {
     /// Between two passes memory goes to other engines or comes back, and a change of the settings may begin, or go a step
     /// further.
     pub(super) fn between_passes(&mut self) {
-        while let Some(command) = self.shared.queue.take_room_command() {
-            self.change_room(command);
+        while let Some(command) = self.shared.queue.take_memory_command() {
+            self.do_memory_command(command);
         }
-        self.take_room_back();
+        self.reclaim_memory();
         // One: however fast changes come, each leaves time for a pass.
         if let Some(apply) = self.shared.queue.take_apply() {
             self.shared.heartbeat.begin(Activity::Change);

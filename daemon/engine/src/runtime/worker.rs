@@ -34,7 +34,7 @@ pub(super) struct Worker {
     /// The watch over the GPU's memory.
     pub(super) memory_watch: GpuMemoryWatch,
     /// Models of other engines have gone, and nobody has looked since whether streamed weights have room now.
-    pub(super) may_regain: bool,
+    pub(super) may_reclaim: bool,
     /// The turn that engines of one device take: this one computes while it has it.
     pub(super) turn: DeviceTurn,
 }
@@ -51,7 +51,7 @@ impl Worker {
             parallel: group.options.parallel.clamp(1, PARALLEL_MAX),
             loading: None,
             memory_watch: GpuMemoryWatch::new(group.memory_at_start),
-            may_regain: false,
+            may_reclaim: false,
             turn: group.turns.place(shared.heartbeat.clone()),
             shared,
         }

@@ -64,11 +64,11 @@ pub(crate) struct UnloadCommand {
 }
 
 /// What an engine does about its memory for the sake of other engines.
-pub(crate) enum RoomCommand {
+pub(crate) enum MemoryCommand {
     /// Gives up what is only kept for speed, and calls this.
-    GiveUp(Box<dyn FnOnce() + Send>),
+    DropCaches(Box<dyn FnOnce() + Send>),
     /// Makes weights resident that are streamed for want of room, if there is room by now.
-    TakeBack,
+    Reclaim,
 }
 
 /// Receives the device's rates; once dropped, nobody waits for them.
@@ -83,7 +83,7 @@ pub(crate) trait LoadStep: Send {
 /// The next thing for the engine's thread to do.
 pub(crate) enum Command<S> {
     Measure(MeasureReply),
-    Room(RoomCommand),
+    Memory(MemoryCommand),
     Load(LoadCommand),
     Unload(UnloadCommand),
     LoadStep(S),

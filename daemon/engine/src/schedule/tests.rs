@@ -231,13 +231,13 @@ fn what_other_engines_ask_for_keeps_nobody_from_joining() {
     submit_by(&queue, 1);
     assert!(matches!(queue.next(), Command::Run(..)));
     let joins = submit_by(&queue, 1);
-    assert!(queue.room_command(RoomCommand::TakeBack).is_ok());
+    assert!(queue.memory_command(MemoryCommand::Reclaim).is_ok());
     assert_eq!(queue.front().unwrap().id, joins.id);
-    assert!(queue.take_room_command().is_some());
-    assert!(queue.take_room_command().is_none());
+    assert!(queue.take_memory_command().is_some());
+    assert!(queue.take_memory_command().is_none());
     // Where nothing runs it comes before requests.
-    assert!(queue.room_command(RoomCommand::TakeBack).is_ok());
-    assert!(matches!(queue.next(), Command::Room(_)));
+    assert!(queue.memory_command(MemoryCommand::Reclaim).is_ok());
+    assert!(matches!(queue.next(), Command::Memory(_)));
 }
 
 #[test]

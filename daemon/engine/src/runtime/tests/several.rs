@@ -129,7 +129,7 @@ fn the_second_streams_within_what_the_first_leaves_until_it_goes() {
     let report = Box::new(move |goes| tell.send(goes).unwrap());
     first.engine.unload(first.model.id, false, report);
     assert!(told.recv().unwrap());
-    second.engine.take_room_back();
+    second.engine.reclaim_memory();
     // Behind it in the queue, so the way there has begun.
     second.generate();
     second.wait_for_switch();
@@ -180,12 +180,12 @@ impl LoadRoom for Unloading {
         Ok(all)
     }
 
-    fn make(&mut self, _: &AtomicBool) -> Result<(), EngineError> {
+    fn make(&mut self, _: &AtomicBool) -> Result<bool, EngineError> {
         let (tell, told) = mpsc::channel();
         let report = Box::new(move |goes| tell.send(goes).unwrap());
         self.other.engine.unload(self.other.model.id, true, report);
         assert!(told.recv().unwrap());
-        Ok(())
+        Ok(true)
     }
 }
 
@@ -328,7 +328,7 @@ fn caches_are_given_up_while_a_request_runs() {
     first_pass.recv().unwrap();
     let (tell, told) = mpsc::channel();
     let counted = Arc::clone(&passes);
-    world.engine.give_up_caches(move || {
+    world.engine.drop_caches(move || {
         tell.send(counted.load(Ordering::SeqCst)).unwrap();
     });
     go_on.send(()).unwrap();
@@ -352,7 +352,7 @@ fn an_idle_engine_gives_up_its_caches_during_a_pass_of_another() {
     });
     in_pass.recv().unwrap();
     let (tell, told) = mpsc::channel();
-    idle.give_up_caches(move || tell.send(()).unwrap());
+    idle.drop_caches(move || tell.send(()).unwrap());
     let given_up = told.recv_timeout(Duration::from_secs(60));
     drop((in_pass, go_on));
     assert!(given_up.is_ok(), "it waits for the turn");
@@ -365,7 +365,7 @@ fn the_last_handle_may_go_on_the_engines_own_thread() {
     let (send, ended) = mpsc::channel();
     let held = Arc::clone(&engine);
     let (hold, wait) = mpsc::channel::<()>();
-    engine.give_up_caches(move || {
+    engine.drop_caches(move || {
         wait.recv().unwrap();
         drop(held);
         send.send(()).unwrap();
