@@ -412,13 +412,13 @@ pub struct Plain {
 #[command(after_help = help::LOAD, mut_args(plans::daemon_default))]
 pub struct Load {
     /// A name from `sluice list`, or a checkpoint's folder, .gguf or .sluice file, which the
-    /// daemon's user must be able to read. Models that were used least recently are unloaded for it where the budget has no
+    /// daemon's user must be able to read. Models that were used least recently are evicted for it where the budget has no
     /// room for all, or no more may be loaded. Without an argument: the model built into the daemon
     pub model: Option<PathBuf>,
     /// Also load it at every start of the daemon, unless started with --model or by `sluice run`
     #[arg(long)]
     pub default: bool,
-    /// Keep it loaded until it is unloaded by name
+    /// Keep it loaded until it is unloaded by name; a loaded model is pinned as it is, if no settings are given
     #[arg(long)]
     pub pin: bool,
     /// What it is loaded with.
