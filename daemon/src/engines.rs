@@ -52,18 +52,18 @@ impl Engines {
         Ok(engine)
     }
 
-    /// Ends those beside the first that are not used; how many that are.
-    pub(crate) fn end_unused(&self, is_used: impl Fn(&Arc<Engine>) -> bool) -> usize {
-        let unused: Vec<_> = (self.lock().extract_if(.., |engine| !is_used(engine))).collect();
-        let ended = unused.len();
-        for engine in unused {
-            engine.begin_stop();
-            // It is waited for elsewhere: this may be its own thread. Whoever drops the last handle then waits no more.
-            if let Err(error) = thread::Builder::new().spawn(move || engine.stop()) {
-                tracing::debug!(%error, "an engine is not waited for");
-            }
+    /// Takes out those beside the first that are not used.
+    pub(crate) fn take_unused(&self, is_used: impl Fn(&Arc<Engine>) -> bool) -> Vec<Arc<Engine>> {
+        let mut others = self.lock();
+        others.extract_if(.., |engine| !is_used(engine)).collect()
+    }
+
+    /// Ends an engine that was taken out.
+    pub(crate) fn end(engine: Arc<Engine>) {
+        // It is waited for elsewhere: this may be its own thread. Whoever drops the last handle then waits no more.
+        if let Err(error) = thread::Builder::new().spawn(move || engine.stop()) {
+            tracing::debug!(%error, "an engine is not waited for");
         }
-        ended
     }
 
     /// Stops all of them; waits for what each is doing.
@@ -106,11 +106,16 @@ mod tests {
         let other = Arc::new(engines.first().beside().unwrap());
         engines.lock().push(other.clone());
         assert_eq!(engines.all().len(), 2);
-        assert_eq!(engines.end_unused(|engine| Arc::ptr_eq(engine, &other)), 0);
-        assert_eq!(engines.end_unused(|_| false), 1);
+        let is_other = |engine: &Arc<Engine>| Arc::ptr_eq(engine, &other);
+        assert!(engines.take_unused(is_other).is_empty());
+        // The first stays in any case.
+        let unused = engines.take_unused(|_| false);
+        assert!(matches!(&unused[..], [unused] if is_other(unused)));
         assert_eq!(engines.all().len(), 1);
-        other.stop();
-        assert!(!other.is_alive());
+        unused.into_iter().for_each(Engines::end);
+        while other.is_alive() {
+            thread::yield_now();
+        }
         assert!(engines.are_alive());
         engines.stop();
         assert!(!engines.are_alive());

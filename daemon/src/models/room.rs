@@ -15,7 +15,7 @@ use sluice_plan::sharing::{LoadedShare, LoadedShares, MadeRoom};
 use sluice_shared::units;
 
 use super::{Known, ModelName, Models, ServingModel, SleepingModel, WantedModel};
-use crate::{allocator, limits::SLEEPING_MAX, operations::Operation};
+use crate::{allocator, engines::Engines, limits::SLEEPING_MAX, operations::Operation};
 
 /// How often it is looked whether the models that are to go are idle, and whether the load was cancelled.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
@@ -274,7 +274,7 @@ impl Models {
 
     /// Forgets models that their engines have let go, and ends engines that were started for models and have none.
     pub(crate) fn forget_gone(&self) {
-        let (gone, ended) = {
+        let (gone, unused) = {
             let mut known = self.lock();
             let loading = known.loading.as_ref().map(|loading| &loading.engine);
             let is_loading = |engine: &Arc<Engine>| {
@@ -282,17 +282,18 @@ impl Models {
             };
             // Under the lock, so that no load is about to begin there.
             let engines = self.engines.upgrade();
-            let ended = engines.map_or(0, |engines| {
-                engines.end_unused(|engine| engine.model().is_some() || is_loading(engine))
+            let unused = engines.map_or_else(Vec::new, |engines| {
+                engines.take_unused(|engine| engine.model().is_some() || is_loading(engine))
             });
-            (known.forget_gone(), ended)
+            (known.forget_gone(), unused)
         };
         for model in &gone {
             self.uses.set_loaded(&model.name, false);
         }
-        if gone.is_empty() && ended == 0 {
+        if gone.is_empty() && unused.is_empty() {
             return;
         }
+        unused.into_iter().for_each(Engines::end);
         // The records hold tokenizers. Freed outside the lock, for which calls wait.
         drop(gone);
         allocator::give_back();
