@@ -1,5 +1,6 @@
 //! The models that are loaded, the one that loads, the one that failed, those that sleep; and the embedded one.
 
+mod known;
 mod load;
 mod room;
 mod serving;
@@ -33,11 +34,8 @@ use crate::{
     engines::Engines,
     failure::Failure,
     model_name::ModelName,
-    operations::{
-        ChangeNotifier, Operation, OperationDescription, Operations, Outcome, RunningOperation,
-    },
+    operations::{ChangeNotifier, Operation, OperationDescription, Operations, Outcome},
     settings::ModelSettings,
-    translate,
 };
 
 /// What to load, and with which settings from then on.
@@ -88,6 +86,7 @@ pub struct Models {
     unloading: Arc<tokio::sync::Mutex<()>>,
 }
 
+/// What is known of models, under one lock.
 #[derive(Default)]
 struct Known {
     /// In the order in which they were loaded. An engine may have let one go already.
@@ -111,15 +110,6 @@ struct LoadingModel {
     engine: Weak<Engine>,
 }
 
-/// Why a model is loaded.
-struct LoadCause {
-    requester: Requester,
-    /// Whether somebody said that it is to be loaded, and not only a request.
-    is_chosen: bool,
-    /// What requests wait for, where they ask for the load.
-    wanted: Option<Arc<WantedModel>>,
-}
-
 /// A model that the next request loads again.
 #[derive(Debug, Clone, PartialEq)]
 struct SleepingModel {
@@ -128,51 +118,13 @@ struct SleepingModel {
     settings: EngineSettings,
 }
 
-impl Known {
-    /// The loaded models, in the order in which they were loaded.
-    fn held(&self) -> impl Iterator<Item = &ServingModel> {
-        self.loaded.iter().filter(|model| model.is_held())
-    }
-
-    /// The loaded model of this name.
-    fn find(&self, name: &ModelName) -> Option<&ServingModel> {
-        self.held().find(|model| model.name.is_same(name))
-    }
-
-    /// The model that requests mean which name none, if it is loaded.
-    fn present(&self) -> Option<&ServingModel> {
-        self.find(self.present.as_ref()?)
-    }
-
-    fn sleeping(&self, name: &ModelName) -> Option<&SleepingModel> {
-        self.asleep.iter().find(|asleep| asleep.name.is_same(name))
-    }
-
-    /// Pins a loaded model, which is not read again for that.
-    fn pin(&mut self, name: &ModelName, running: RunningOperation) -> Arc<Operation> {
-        let mut result = v1::LoadResult::default();
-        let mut loaded = self.loaded.iter_mut();
-        if let Some(model) = loaded.find(|model| model.is_held() && model.name.is_same(name)) {
-            model.is_pinned = true;
-            let engine = model.engine.upgrade();
-            let in_force = engine.and_then(|engine| engine.in_force());
-            let plan = in_force.map(|in_force| translate::plan::plan(&in_force.plan, &name.name));
-            result = v1::LoadResult {
-                plan,
-                model: Some(model.to_wire()),
-            };
-        }
-        running.finish(Ok(Outcome::Load(result)));
-        running.operation()
-    }
-
-    /// Forgets those that engines have let go.
-    fn forget_gone(&mut self) -> Vec<ServingModel> {
-        let loaded = std::mem::take(&mut self.loaded).into_iter();
-        let (held, gone) = loaded.partition(ServingModel::is_held);
-        self.loaded = held;
-        gone
-    }
+/// Why a model is loaded.
+struct LoadCause {
+    requester: Requester,
+    /// Whether somebody said that it is to be loaded, and not only a request.
+    is_chosen: bool,
+    /// What requests wait for, where they ask for the load.
+    wanted: Option<Arc<WantedModel>>,
 }
 
 impl Models {
@@ -447,6 +399,7 @@ impl Models {
             pin,
         } = request;
         let engines = self.engines.upgrade().ok_or(Failure::EngineLost)?;
+        let name = self.lock().own_name(name);
         let holds = self.settings.for_load(&name, &asked);
         let start = RestorePoint::new(asked, holds, self.settings.unremembered(&name, &asked));
         let card = engines.first().device().gpu();
@@ -472,7 +425,11 @@ impl Models {
             }
             if pin && asked == PlanOptions::default() && known.find(&name).is_some() {
                 let running = self.operations.begin(description, None)?;
-                return Ok(known.pin(&name, running));
+                let operation = running.operation();
+                let result = known.pin(&name);
+                drop(known);
+                running.finish(Ok(Outcome::Load(result)));
+                return Ok(operation);
             }
             let engine = self.engine_for(&known, &engines, &name, requester)?;
             let cancels = cancel.clone();
@@ -544,7 +501,7 @@ impl Models {
 
     /// A load that a test controls and that no engine knows of.
     #[cfg(test)]
-    pub(crate) fn load_by_hand(&self, name: ModelName) -> RunningOperation {
+    pub(crate) fn load_by_hand(&self, name: ModelName) -> crate::operations::RunningOperation {
         let description = OperationDescription {
             kind: v1::OperationKind::Load,
             model: name.name.clone(),
@@ -563,7 +520,7 @@ impl Models {
 
     /// Ends the load of [`Models::load_by_hand`].
     #[cfg(test)]
-    pub(crate) fn end_by_hand(&self, load: &RunningOperation) {
+    pub(crate) fn end_by_hand(&self, load: &crate::operations::RunningOperation) {
         self.lock().loading = None;
         let result = v1::LoadResult::default();
         load.finish(Ok(Outcome::Load(result)));

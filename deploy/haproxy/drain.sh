@@ -14,6 +14,8 @@ haproxy_says() {
     echo "$1" | socat - "unix-connect:$socket"
 }
 
+haproxy_says "show info" >/dev/null
+
 # State first in both, so that neither gets a request while the other is looked at.
 for backend in https_replicas grpc_replicas; do
     haproxy_says "set server $backend/$replica state $state" | grep . && exit 1

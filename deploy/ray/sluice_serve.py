@@ -159,7 +159,9 @@ class Router:
             asked = json.loads(body) if body else {}
         except ValueError:
             return refused(400, "the body is not JSON", None, "invalid_json")
-        name = asked.get("model") if isinstance(asked, dict) else None
+        if not isinstance(asked, dict):
+            return refused(400, "the body is not a JSON object", None, "invalid_json")
+        name = asked.get("model")
         if name is None and len(self.models) == 1:
             name = next(iter(self.models))
         replica = self.models.get(name) if isinstance(name, str) else None

@@ -242,9 +242,12 @@ impl MetricWriter<'_> {
         let help = "The most that it held of each kind";
         self.gauges("device_memory_peak", help, bytes, "kind", &peak)?;
         let host = snapshot.host.unwrap_or_default();
-        let budget = (snapshot.settings.as_ref()).map(|settings| settings.budget_bytes);
         for (name, help, bytes) in [
-            ("budget", "Limit for the device's memory", budget),
+            (
+                "budget",
+                "Limit for the device's memory",
+                Some(device.budget_bytes),
+            ),
             ("device_used", "Device memory held", Some(device.used_bytes)),
             ("device_used_peak", "The most held", Some(device.peak_bytes)),
             (

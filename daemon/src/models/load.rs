@@ -160,14 +160,16 @@ impl Models {
     fn put(&self, serving: ServingModel, requester: Requester) -> Vec<ServingModel> {
         let mut known = self.lock();
         known.loading = None;
-        if requester != Requester::Request {
-            known.failed = None;
-        }
         let name = serving.name.clone();
+        // What failed before has come, or somebody has chosen another.
+        let is_chosen = requester != Requester::Request;
+        known.failed = known
+            .failed
+            .take()
+            .filter(|(failed, _)| !is_chosen && !failed.is_same(&name));
         let before = known.forget_gone();
         known.loaded.push(serving);
         known.asleep.retain(|asleep| !asleep.name.is_same(&name));
-        let is_chosen = requester != Requester::Request;
         if is_chosen && self.settings.loaded_models() == 1 {
             // It has taken the place of whatever was there.
             known.asleep.clear();

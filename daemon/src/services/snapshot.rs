@@ -22,6 +22,16 @@ pub(super) async fn snapshot(daemon: &Daemon) -> v1::Snapshot {
         .collect();
     let waiting: usize = queues.iter().map(|queue| queue.waiting).sum();
     let running: usize = queues.iter().map(|queue| queue.running).sum();
+    let settings = settings(daemon);
+    let loaded_models: Vec<_> = (daemon.models.all_loaded().iter())
+        .filter_map(|model| loaded_model(daemon, model))
+        .collect();
+    let budget_bytes = match &loaded_models[..] {
+        [] | [_] => settings.budget_bytes,
+        several => (several.iter())
+            .map(|model| model.budget_bytes)
+            .fold(daemon.engine.shared_budget_bytes(), u64::max),
+    };
     v1::Snapshot {
         daemon: Some(v1::DaemonStatus {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -33,7 +43,10 @@ pub(super) async fn snapshot(daemon: &Daemon) -> v1::Snapshot {
             stall: daemon.stall.get().map(|stall| stall.to_string()),
             file_problems: daemon.file_problems(),
         }),
-        device: Some(device(daemon, live.as_ref(), &memory)),
+        device: Some(v1::DeviceStatus {
+            budget_bytes,
+            ..device(daemon, live.as_ref(), &memory)
+        }),
         host: Some(daemon.host.to_wire(held_here(daemon, &memory))),
         model: daemon.models.present(),
         queue: Some(v1::QueueStatus {
@@ -42,13 +55,11 @@ pub(super) async fn snapshot(daemon: &Daemon) -> v1::Snapshot {
             running: running as u32,
         }),
         totals: Some(daemon.requests.totals().to_wire()),
-        settings: Some(settings(daemon)),
+        settings: Some(settings),
         operations: (daemon.operations.active().iter())
             .map(|operation| operation.to_wire())
             .collect(),
-        loaded_models: (daemon.models.all_loaded().iter())
-            .filter_map(|model| loaded_model(daemon, model))
-            .collect(),
+        loaded_models,
         loaded_models_max: daemon.settings.loaded_models() as u32,
         ..weights(daemon)
     }
@@ -187,5 +198,6 @@ fn device(
         total_bytes,
         free_bytes,
         default_budget_bytes: daemon.engine.budget_default(),
+        ..Default::default()
     }
 }

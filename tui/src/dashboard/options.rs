@@ -400,7 +400,7 @@ mod tests {
 
     /// Flags of `sluice generate` that say what goes in and comes out, not how; and one that is a temperature of 0 and a penalty
     /// of 1 in the form.
-    const LEFT_OUT: [&str; 14] = [
+    const LEFT_OUT: [&str; 15] = [
         "tokens",
         "raw",
         "pin",
@@ -408,6 +408,8 @@ mod tests {
         "save-thoughts",
         "state",
         "save-state",
+        // It shows the present model.
+        "model",
         "logprobs",
         "json-schema",
         "regex",

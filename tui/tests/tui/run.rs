@@ -205,12 +205,15 @@ fn a_model_used_by_its_path_stays_in_the_list_until_it_is_forgotten() {
     let listed = mine(&user).expect("it is listed");
     assert_eq!(
         (&listed["path"], &listed["state"]),
-        (&path.into(), &"available".into())
+        (&path.into(), &"ready".into()),
+        "both are loaded"
     );
+    user.done(&["stop", "mine"]);
+    assert_eq!(mine(&user).expect("it is listed")["state"], "available");
     // It has a name now.
     user.done(&["run", "mine"]);
     assert!(user.done(&["ps"]).contains("mine"));
-    user.done(&["run", "demo"]);
+    user.done(&["stop", "mine"]);
     let told = user.done(&["rm", "mine"]);
     assert_eq!(told, format!("forgot mine; its files stay in {path}\n"));
     assert!(mine(&user).is_none());
@@ -316,9 +319,11 @@ fn stop_cancels_a_load() {
     eventually("a load begins", || {
         !fake.seen.lock().unwrap().loaded.is_empty()
     });
-    let output = fake.output(&["stop", "fake"]);
+    let output = fake.output(&["stop", "other"]);
     assert_eq!(code(&output), 1, "the one that is on its way is another");
-    assert!(stderr(&output).contains("fake is not loaded\nhint: on-its-way is"));
+    let told = stderr(&output);
+    assert!(told.contains("other is not loaded\nhint: "), "{told}");
+    assert!(told.contains("on-its-way"), "{told}");
     let output = fake.output(&["stop", "on-its-way"]);
     assert_eq!(
         (code(&output), &stdout(&output)[..]),

@@ -58,6 +58,7 @@ pub(crate) async fn answer(services: &Services, body: HeldBody) -> Result<Answer
             keep_alive: request.keep_alive,
             sluice: request.sluice,
         };
+        drop(body);
         return loading::answer(services, request).await;
     }
     let job = job(request)?;

@@ -244,10 +244,15 @@ pub(in super::super) fn kind_look(kind: MemoryKind) -> (&'static str, Role) {
     }
 }
 
-/// The budget in bytes.
+/// What all models may hold together, in bytes.
 pub(in super::super) fn budget(state: &DashboardState) -> Option<u64> {
-    let settings = state.snapshot()?.settings.as_ref()?;
-    Some(settings.budget_bytes)
+    let snapshot = state.snapshot()?;
+    // A daemon of before several models tells of the one's alone.
+    let of_all = snapshot.device.as_ref()?.budget_bytes;
+    match of_all {
+        0 => Some(snapshot.settings.as_ref()?.budget_bytes),
+        of_all => Some(of_all),
+    }
 }
 
 /// Bytes that the plans in force have for a kind, at their peak: of all models, as the device's figures are.

@@ -272,7 +272,6 @@ fn a_text_that_is_whole_can_only_end() {
     // Every way to write it.
     let ids: Vec<u32> = (0..world.pieces.len() as u32)
         .filter(|&id| is_allowed(&allowed, id))
-        .map(|id| id)
         .collect();
     let texts: Vec<_> = ids.iter().map(|&id| world.pieces.get(id)).collect();
     assert_eq!(texts, [&b"a"[..], b"ab"]);
