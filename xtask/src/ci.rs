@@ -34,7 +34,7 @@ const CHECKS: [Step; 20] = [
     ("first build", first_build::check),
     ("lints", lints),
     ("words", words),
-    ("stand-in", stand_in),
+    ("slow tests", slow_tests),
     ("fuzz targets", fuzz_targets),
     ("docs", docs),
     ("licences", licences),
@@ -99,9 +99,9 @@ fn words() -> io::Result<Outcome> {
 /// with other features of its dependencies.
 const TESTED: [&str; 3] = ["--workspace", "--exclude", "sluice-measure"];
 
-/// Tests that compute the GPU's kernels with the processor, which takes minutes: `cargo test` leaves them out. All ignored
-/// tests beside the libraries' own are such.
-fn stand_in() -> io::Result<Outcome> {
+/// Tests that `cargo test` leaves out so that it takes minutes: those that compute the GPU's kernels with the processor, and those
+/// that keep both cores busy for seconds. All ignored tests beside the libraries' own are such.
+fn slow_tests() -> io::Result<Outcome> {
     if std::env::var_os("CXX").is_none() && !has("c++", &["--version"]) {
         return Ok(Outcome::Skipped(
             "there is no C++ compiler for the stand-in; on Debian: apt-get install g++".to_owned(),

@@ -101,7 +101,8 @@ fn fuzzed_inputs() -> io::Result<Outcome> {
 
 fn kills() -> io::Result<Outcome> {
     let mut test = cargo();
-    test.args(["test", "--test", "daemon", "--", "--nocapture", KILLED]);
+    test.args(["test", "--test", "daemon", "--"]);
+    test.args(["--include-ignored", "--nocapture", KILLED]);
     if std::env::var_os(KILLS).is_none() {
         test.env(KILLS, KILLS_DEFAULT);
     }

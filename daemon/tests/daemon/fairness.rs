@@ -88,16 +88,19 @@ async fn answer(client: &mut GenerationServiceClient<Channel>) -> Duration {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "seconds of both cores: cargo ci"]
 async fn changes_without_end_leave_turns_to_requests() {
     answers_beside_a_flood(1).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "seconds of both cores: cargo ci"]
 async fn changes_without_end_from_many_leave_turns_to_requests() {
     answers_beside_a_flood(32).await;
 }
 
 #[tokio::test]
+#[ignore = "seconds of both cores: cargo ci"]
 async fn more_than_the_queue_holds_wait_for_room_and_are_served() {
     many_descriptors();
     let daemon = Daemon::with_model(&checkpoints::fixture("llada-tiny"), &["--queue", "4"]).await;
@@ -110,6 +113,7 @@ async fn more_than_the_queue_holds_wait_for_room_and_are_served() {
 }
 
 #[tokio::test]
+#[ignore = "seconds of both cores: cargo ci"]
 async fn a_connection_with_many_long_requests_leaves_turns_to_another() {
     let arguments = ["--threads", "1", "--parallel", "1"];
     let daemon = Daemon::with_model(checkpoints::slow(), &arguments).await;

@@ -408,6 +408,7 @@ async fn what_makes_no_sense_is_refused_with_its_reason() {
 }
 
 #[tokio::test]
+#[ignore = "seconds of both cores: cargo ci"]
 async fn a_cancelled_job_leaves_no_output_and_the_next_goes_on_with_it() {
     let setting = Setting::new().await;
     setting.large().await;
@@ -495,6 +496,7 @@ async fn a_job_outlives_its_caller_and_generation_goes_on_beside_it() {
 }
 
 #[tokio::test]
+#[ignore = "seconds of both cores: cargo ci"]
 async fn the_end_of_the_daemon_cancels_a_job_cleanly() {
     let mut setting = Setting::new().await;
     setting.large().await;

@@ -96,6 +96,7 @@ async fn levels_that_change_leave_nothing_behind() {
 }
 
 #[tokio::test]
+#[ignore = "seconds of both cores: cargo ci"]
 async fn models_that_take_turns_leave_nothing_behind() {
     let folder = TempDir::new().unwrap();
     let model = synth(&folder).await;
@@ -124,6 +125,7 @@ async fn models_that_take_turns_leave_nothing_behind() {
 }
 
 #[tokio::test]
+#[ignore = "seconds of both cores: cargo ci"]
 async fn long_prompts_leave_nothing_behind() {
     let daemon = Daemon::embedded().await;
     // No text of the context's length is longer, and one byte more is refused before it is tokenized.

@@ -127,6 +127,7 @@ fn result(pictures: &[v1::Operation]) -> &v1::OptimizeResult {
 }
 
 #[tokio::test]
+#[ignore = "seconds of both cores: cargo ci"]
 async fn killed_in_the_calibration_it_says_so_and_the_next_begins_with_it() {
     let mut setting = Setting::new().await;
     let before = setting.answer().await;
@@ -161,6 +162,7 @@ async fn killed_in_the_calibration_it_says_so_and_the_next_begins_with_it() {
 }
 
 #[tokio::test]
+#[ignore = "seconds of both cores: cargo ci"]
 async fn killed_in_the_measurements_the_next_goes_on_with_them() {
     let mut setting = Setting::new().await;
     // More texts than usual here, so that measurements take longer than a kill does.

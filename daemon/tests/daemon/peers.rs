@@ -96,6 +96,7 @@ async fn silent_connections_leave_room_for_others() {
 }
 
 #[tokio::test]
+#[ignore = "seconds of both cores: cargo ci"]
 async fn what_was_begun_has_to_come_to_its_end() {
     let daemon = Daemon::embedded().await;
     let mut half = silent(&daemon, &PREFACE[..9]).await;
@@ -172,6 +173,7 @@ fn endless_windows() -> Vec<u8> {
 }
 
 #[tokio::test]
+#[ignore = "seconds of both cores: cargo ci"]
 async fn who_reads_nothing_is_closed_and_costs_bounded_memory() {
     many_descriptors();
     let daemon = Daemon::embedded().await;
@@ -311,6 +313,7 @@ async fn a_crowd_that_leaves_reads_slowly_and_cancels_is_served_as_alone() {
 }
 
 #[tokio::test]
+#[ignore = "seconds of both cores: cargo ci"]
 async fn long_messages_that_wait_in_line_are_counted() {
     let arguments = ["--threads", "1", "--parallel", "1", "--queue", "1"];
     let daemon = Daemon::with_model(checkpoints::slow(), &arguments).await;

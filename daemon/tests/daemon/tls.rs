@@ -231,6 +231,7 @@ async fn a_client_of_tls_is_told_of_a_port_without_it() {
 }
 
 #[tokio::test]
+#[ignore = "seconds of both cores: cargo ci"]
 async fn slow_handshakes_keep_nobody_waiting_and_end() {
     let reachable = ReachableDaemon::start(&NAMES, Validity::Now).await;
     let begun = Instant::now();
@@ -340,6 +341,7 @@ async fn files_of_tls_that_are_no_use_keep_the_daemon_from_starting() {
 }
 
 #[tokio::test]
+#[ignore = "seconds of both cores: cargo ci"]
 async fn a_connection_that_says_nothing_after_its_handshake_is_closed() {
     let reachable = ReachableDaemon::start(&NAMES, Validity::Now).await;
     let stream = TcpStream::connect(("127.0.0.1", reachable.port))

@@ -95,6 +95,7 @@ async fn requests_that_come_at_once_run_on_the_model_that_comes() {
 }
 
 #[tokio::test]
+#[ignore = "seconds of both cores: cargo ci"]
 async fn requests_whose_model_goes_before_their_turn_run_on_the_next() {
     let arguments = ["--device", "cpu", "--threads", "1", "--parallel", "1"];
     let daemon = Daemon::with_model(checkpoints::slow(), &arguments).await;

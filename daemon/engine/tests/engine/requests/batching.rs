@@ -107,6 +107,7 @@ fn conversations(world: &World) -> Vec<Generate> {
 }
 
 #[test]
+#[ignore = "seconds of both cores: cargo ci"]
 fn each_gets_what_it_gets_alone() {
     for (world, requests) in [
         (
