@@ -80,7 +80,7 @@ fn target() -> String {
 }
 
 fn has_zig() -> bool {
-    has("cargo", &["zigbuild", "--version"])
+    has("cargo", &["zigbuild", "--help"])
 }
 
 /// Builds the programs as they are released.
