@@ -86,7 +86,13 @@ impl Failure {
         let is_name = |name: &&str| !name.is_empty() && !name.contains(' ');
         let field = named.filter(is_name).map(str::to_owned);
         let reason = match field.is_some() {
-            true => "invalid_field",
+            true => {
+                // Where its value ends helps nobody who has its name, and reads as part of what to do.
+                if let Some((words, _)) = message.rsplit_once(" at line ") {
+                    message.truncate(words.len());
+                }
+                "invalid_field"
+            }
             false => "invalid_json",
         };
         Self {
