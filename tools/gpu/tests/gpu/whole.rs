@@ -37,7 +37,7 @@ async fn one_command_runs_every_part() {
         .arg(&sluiced)
         .args(["--shape", shape, "--parts", &PARTS.join(",")])
         .args(["--operations", "--hidden-size 256", "--budgets", "1GB"])
-        .args(["--minutes", "6", "--canvas", "8", "--passes", "2"])
+        .args(["--minutes", "10", "--canvas", "8", "--passes", "2"])
         .args(["--requests", "10", "--together", "1,2"])
         .env("LD_LIBRARY_PATH", libraries)
         .kill_on_drop(true)
