@@ -1,15 +1,6 @@
 //! Tokens and certificates that change while the daemon is used.
 
-use std::{
-    fs,
-    os::unix::fs::symlink,
-    path::Path,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::{fs, os::unix::fs::symlink, path::Path, sync::Arc, time::Duration};
 
 use sluice_daemon::role::Role;
 use sluice_proto::v1::{
@@ -17,68 +8,30 @@ use sluice_proto::v1::{
     telemetry_service_client::TelemetryServiceClient,
 };
 use testkit::certificates::{Authority, SignedCertificate, Validity, write};
-use tokio::{net::TcpStream, task::JoinHandle, time::sleep};
+use tokio::{net::TcpStream, time::sleep};
 use tokio_rustls::rustls::pki_types::{CertificateDer, pem::PemObject};
 use tonic::{Code, Status, Streaming};
 
 use crate::support::{
-    checkpoints, long, next, rest,
+    checkpoints, long, next,
+    repeated::Repeated,
+    rest,
     tls::{NAMES, ReachableDaemon, by, call, reason, secured, token, token_lines},
     until, within,
 };
 
 const SNAPSHOT: &str = "TelemetryService/GetSnapshot";
 
-/// Calls that are made again and again, each over a connection of its own.
-struct Load {
-    ends: Arc<AtomicBool>,
-    made: Arc<AtomicUsize>,
-    callers: Vec<JoinHandle<()>>,
-}
-
-impl Load {
-    /// By callers who have this token.
-    fn begin(reachable: &Arc<ReachableDaemon>, token: &str) -> Self {
-        const CALLERS: usize = 4;
-        let (ends, made) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
-        let caller = |_| {
-            let (ends, made) = (ends.clone(), made.clone());
-            let (reachable, token) = (reachable.clone(), token.to_owned());
-            tokio::spawn(async move {
-                while !ends.load(Ordering::Relaxed) {
-                    let channel = reachable.connect(None).await.unwrap();
-                    call(&channel, Some(&token), SNAPSHOT).await.unwrap();
-                    made.fetch_add(1, Ordering::Relaxed);
-                }
-            })
-        };
-        Self {
-            callers: (0..CALLERS).map(caller).collect(),
-            ends,
-            made,
+/// Calls by callers who have this token, each over a connection of its own.
+fn load(reachable: &Arc<ReachableDaemon>, token: &str) -> Repeated {
+    let (reachable, token) = (reachable.clone(), token.to_owned());
+    Repeated::begin(move || {
+        let (reachable, token) = (reachable.clone(), token.clone());
+        async move {
+            let channel = reachable.connect(None).await.unwrap();
+            call(&channel, Some(&token), SNAPSHOT).await.unwrap();
         }
-    }
-
-    /// Waits until so many more calls were made.
-    async fn go_on(&self, calls: usize) {
-        let wanted = self.made.load(Ordering::Relaxed) + calls;
-        until("more calls", || async {
-            assert!(
-                self.callers.iter().all(|caller| !caller.is_finished()),
-                "a call failed"
-            );
-            self.made.load(Ordering::Relaxed) >= wanted
-        })
-        .await;
-    }
-
-    /// Ends, and fails if a call did.
-    async fn end(self) {
-        self.ends.store(true, Ordering::Relaxed);
-        for caller in self.callers {
-            within("a caller", caller).await.unwrap();
-        }
-    }
+    })
 }
 
 /// A running generation, after its first pass, and its number.
@@ -116,7 +69,7 @@ async fn certificates_are_renewed_under_load_and_no_call_is_lost() {
     let reachable = Arc::new(ReachableDaemon::with_model(checkpoints::slow(), &[]).await);
     let user = token(Role::Generate);
     let (_, mut stream) = running(&reachable, &user).await;
-    let load = Load::begin(&reachable, &user);
+    let load = load(&reachable, &user);
     load.go_on(10).await;
     for _ in 0..3 {
         let renewed = reachable.authority.server(&NAMES, Validity::Now);
@@ -157,7 +110,7 @@ async fn a_revoked_token_ends_its_calls_and_no_others() {
             .into_inner()
     };
     let (mut watch_revoked, mut watch_going_on) = (watch(&gone).await, watch(&stays).await);
-    let load = Load::begin(&reachable, &stays);
+    let load = load(&reachable, &stays);
     load.go_on(10).await;
 
     // Another line comes before those that are left: which line a token stands in says nothing.

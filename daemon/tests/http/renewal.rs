@@ -1,12 +1,6 @@
 //! Certificates and tokens that change while HTTP is used, and a clock that jumps.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use serde_json::json;
 use sluice_daemon::role::Role;
@@ -17,7 +11,6 @@ use testkit::{
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
-    task::JoinHandle,
     time::sleep,
 };
 use tokio_rustls::client::TlsStream;
@@ -27,6 +20,7 @@ use crate::{
     support::{
         checkpoints,
         clock::{MISSING, SetClock},
+        repeated::Repeated,
         tls::{NAMES, token, token_lines},
         until, within,
     },
@@ -55,53 +49,16 @@ async fn goes_on(stream: &mut TlsStream<TcpStream>) {
     }
 }
 
-/// Requests that are made again and again, each over a connection of its own.
-struct Load {
-    ends: Arc<AtomicBool>,
-    made: Arc<AtomicUsize>,
-    callers: Vec<JoinHandle<()>>,
-}
-
-impl Load {
-    fn begin(secure: &Arc<SecureDaemon>, token: &str) -> Self {
-        const CALLERS: usize = 4;
-        let (ends, made) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
-        let caller = |_| {
-            let (ends, made) = (ends.clone(), made.clone());
-            let (secure, token) = (secure.clone(), token.to_owned());
-            tokio::spawn(async move {
-                while !ends.load(Ordering::Relaxed) {
-                    let answer = secure.send(Some(&token), MODELS, "").await;
-                    assert_eq!(answer.status, 200, "{}", answer.body);
-                    made.fetch_add(1, Ordering::Relaxed);
-                }
-            })
-        };
-        Self {
-            callers: (0..CALLERS).map(caller).collect(),
-            ends,
-            made,
+/// Requests by callers who have this token, each over a connection of its own.
+fn load(secure: &Arc<SecureDaemon>, token: &str) -> Repeated {
+    let (secure, token) = (secure.clone(), token.to_owned());
+    Repeated::begin(move || {
+        let (secure, token) = (secure.clone(), token.clone());
+        async move {
+            let answer = secure.send(Some(&token), MODELS, "").await;
+            assert_eq!(answer.status, 200, "{}", answer.body);
         }
-    }
-
-    /// Waits until so many more were answered.
-    async fn go_on(&self, requests: usize) {
-        let wanted = self.made.load(Ordering::Relaxed) + requests;
-        until("more answers", || async {
-            let mut callers = self.callers.iter();
-            assert!(callers.all(|caller| !caller.is_finished()), "one failed");
-            self.made.load(Ordering::Relaxed) >= wanted
-        })
-        .await;
-    }
-
-    /// Ends, and fails if a request did.
-    async fn end(self) {
-        self.ends.store(true, Ordering::Relaxed);
-        for caller in self.callers {
-            within("a caller", caller).await.unwrap();
-        }
-    }
+    })
 }
 
 #[tokio::test]
@@ -109,7 +66,7 @@ async fn certificates_are_renewed_under_load_and_no_request_is_lost() {
     let secure = Arc::new(SecureDaemon::with_model(checkpoints::slow(), &[]).await);
     let user = token(Role::Generate);
     let mut stream = running(&secure, &user).await;
-    let load = Load::begin(&secure, &user);
+    let load = load(&secure, &user);
     load.go_on(10).await;
     let reachable = &secure.reachable;
     for renewals in 1..=3 {
@@ -137,7 +94,7 @@ async fn a_revoked_token_ends_its_answers_and_no_others() {
     let (gone, stays) = (token(Role::Generate), token(Role::Operate));
     let mut revoked = running(&secure, &gone).await;
     let mut going_on = running(&secure, &stays).await;
-    let load = Load::begin(&secure, &stays);
+    let load = load(&secure, &stays);
     load.go_on(10).await;
 
     let lines = token_lines().replace(&format!("{} {gone}\n", Role::Generate), "");

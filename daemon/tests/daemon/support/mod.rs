@@ -3,6 +3,7 @@
 pub(crate) mod checkpoints;
 pub(crate) mod clock;
 pub(crate) mod http2;
+pub(crate) mod repeated;
 pub(crate) mod tls;
 
 use std::{
