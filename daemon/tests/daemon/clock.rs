@@ -2,19 +2,14 @@
 
 use std::time::Duration;
 
-use sluice_proto::v1::{
-    self, generation_event::Event, telemetry_service_client::TelemetryServiceClient,
-};
+use sluice_proto::v1::{self, telemetry_service_client::TelemetryServiceClient};
 use testkit::{certificates::Validity, not_run};
 
 use crate::support::{
     checkpoints,
-    clock::{MISSING, SetClock},
-    done, long, next, tokens, within,
+    clock::{JUMPS, MISSING, SetClock},
+    done, long, pass, tokens,
 };
-
-/// As far as certificates of tests count, and further than anything waits.
-const JUMPS: [i32; 4] = [400, -400, 3650, 0];
 
 #[tokio::test]
 #[ignore = "seconds of both cores: cargo ci"]
@@ -40,12 +35,7 @@ async fn a_clock_that_jumps_ends_nothing() {
     for days in JUMPS {
         clock.jump(days);
         for _ in 0..3 {
-            loop {
-                let event = within("a pass", next(&mut stream)).await.unwrap();
-                if matches!(event.expect("it goes on"), Event::PassDone(_)) {
-                    break;
-                }
-            }
+            pass(&mut stream).await;
         }
         // What has been connected stays so, whatever its certificate's time.
         let snapshot = kept.get_snapshot(v1::GetSnapshotRequest {}).await.unwrap();

@@ -1,19 +1,19 @@
 //! Tokens and certificates that change while the daemon is used.
 
-use std::{fs, os::unix::fs::symlink, path::Path, sync::Arc, time::Duration};
+use std::{fs, os::unix::fs::symlink, path::Path, sync::Arc};
 
 use sluice_daemon::role::Role;
 use sluice_proto::v1::{
-    self, generation_event::Event, generation_service_client::GenerationServiceClient,
+    self, generation_service_client::GenerationServiceClient,
     telemetry_service_client::TelemetryServiceClient,
 };
 use testkit::certificates::{Authority, SignedCertificate, Validity, write};
-use tokio::{net::TcpStream, time::sleep};
+use tokio::net::TcpStream;
 use tokio_rustls::rustls::pki_types::{CertificateDer, pem::PemObject};
 use tonic::{Code, Status, Streaming};
 
 use crate::support::{
-    checkpoints, long, next,
+    checkpoints, long, pass,
     repeated::Repeated,
     rest,
     tls::{NAMES, ReachableDaemon, by, call, reason, secured, token, token_lines},
@@ -43,11 +43,7 @@ async fn running(
     let mut client = GenerationServiceClient::new(channel);
     let answer = client.generate(by(Some(token), long())).await.unwrap();
     let mut stream = answer.into_inner();
-    loop {
-        if let Some(Event::PassDone(pass)) = within("a pass", next(&mut stream)).await.unwrap() {
-            return (pass.request_id, stream);
-        }
-    }
+    (pass(&mut stream).await, stream)
 }
 
 /// Whether a connection that begins now meets this certificate.
@@ -72,21 +68,13 @@ async fn certificates_are_renewed_under_load_and_no_call_is_lost() {
     let load = load(&reachable, &user);
     load.go_on(10).await;
     for _ in 0..3 {
-        let renewed = reachable.authority.server(&NAMES, Validity::Now);
-        // One after the other: meanwhile the files don't fit each other.
-        write(&reachable.file("tls.key"), &renewed.key);
-        sleep(Duration::from_millis(50)).await;
-        write(&reachable.file("tls.crt"), &renewed.certificate);
+        let renewed = reachable.renew().await;
         until("the new certificate", || shows(&reachable, &renewed)).await;
         load.go_on(10).await;
     }
     load.end().await;
     // What began under the first certificate goes on.
-    loop {
-        if let Some(Event::PassDone(_)) = within("a pass", next(&mut stream)).await.unwrap() {
-            break;
-        }
-    }
+    pass(&mut stream).await;
     let log = reachable.daemon.log();
     assert_eq!(log.matches("read again, and in force").count(), 3, "{log}");
     assert!(!log.contains("cannot be used"), "{log}");
@@ -139,11 +127,7 @@ async fn a_revoked_token_ends_its_calls_and_no_others() {
 
     load.go_on(10).await;
     load.end().await;
-    loop {
-        if let Some(Event::PassDone(_)) = within("a pass", next(&mut going_on)).await.unwrap() {
-            break;
-        }
-    }
+    pass(&mut going_on).await;
     within("a snapshot", watch_going_on.message())
         .await
         .unwrap();

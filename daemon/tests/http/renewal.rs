@@ -1,17 +1,13 @@
 //! Certificates and tokens that change while HTTP is used, and a clock that jumps.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use serde_json::json;
 use sluice_daemon::role::Role;
-use testkit::{
-    certificates::{Validity, write},
-    not_run,
-};
+use testkit::{certificates::write, not_run};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
-    time::sleep,
 };
 use tokio_rustls::client::TlsStream;
 
@@ -19,9 +15,9 @@ use crate::{
     secure::{HTTP, SecureDaemon, read},
     support::{
         checkpoints,
-        clock::{MISSING, SetClock},
+        clock::{JUMPS, MISSING, SetClock},
         repeated::Repeated,
-        tls::{NAMES, token, token_lines},
+        tls::{token, token_lines},
         until, within,
     },
 };
@@ -70,11 +66,7 @@ async fn certificates_are_renewed_under_load_and_no_request_is_lost() {
     load.go_on(10).await;
     let reachable = &secure.reachable;
     for renewals in 1..=3 {
-        let renewed = reachable.authority.server(&NAMES, Validity::Now);
-        // One after the other: meanwhile the files don't fit each other.
-        write(&reachable.file("tls.key"), &renewed.key);
-        sleep(Duration::from_millis(50)).await;
-        write(&reachable.file("tls.crt"), &renewed.certificate);
+        reachable.renew().await;
         until("the new certificate", || async {
             let log = reachable.daemon.log();
             log.matches("read again, and in force").count() == renewals
@@ -112,9 +104,6 @@ async fn a_revoked_token_ends_its_answers_and_no_others() {
     load.end().await;
     goes_on(&mut going_on).await;
 }
-
-/// As far as certificates of tests count, and further than anything waits.
-const JUMPS: [i32; 4] = [400, -400, 3650, 0];
 
 #[tokio::test]
 async fn a_clock_that_jumps_ends_no_answer() {

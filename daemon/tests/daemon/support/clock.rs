@@ -18,6 +18,9 @@ use super::{
 /// What says that it is not here.
 pub(crate) const MISSING: &str = "libfaketime is not here; on Debian: apt-get install faketime";
 
+/// Days to jump: as far as certificates of tests count, and further than anything waits.
+pub(crate) const JUMPS: [i32; 4] = [400, -400, 3650, 0];
+
 /// A clock in a file.
 pub(crate) struct SetClock {
     library: PathBuf,

@@ -217,13 +217,7 @@ impl Daemon {
             .await
             .unwrap()
             .into_inner();
-        let id = loop {
-            if let Some(Event::PassDone(pass)) = within("a pass", next(&mut stream)).await.unwrap()
-            {
-                break pass.request_id;
-            }
-        };
-        (id, stream)
+        (pass(&mut stream).await, stream)
     }
 
     pub(crate) fn pid(&self) -> Pid {
@@ -310,6 +304,16 @@ pub(crate) async fn next(
 ) -> Result<Option<Event>, Status> {
     let message = stream.message().await?;
     Ok(message.map(|message| message.event.unwrap().event.unwrap()))
+}
+
+/// Waits for a pass of a generation that goes on; the request's number.
+pub(crate) async fn pass(stream: &mut Streaming<v1::GenerateResponse>) -> u64 {
+    loop {
+        let event = within("a pass", next(stream)).await.unwrap();
+        if let Event::PassDone(pass) = event.expect("it goes on") {
+            return pass.request_id;
+        }
+    }
 }
 
 /// All events to the end.

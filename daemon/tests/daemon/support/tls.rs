@@ -4,13 +4,14 @@ use std::{
     io,
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use sluice_daemon::role::Role;
 use sluice_proto::client::{self, CallError, ConnectError, ConnectOptions, TlsFiles};
 use tempfile::TempDir;
 use testkit::certificates::{Authority, SignedCertificate, Validity, write};
-use tokio::net::TcpStream;
+use tokio::{net::TcpStream, time::sleep};
 use tokio_rustls::{
     TlsConnector,
     client::TlsStream,
@@ -98,6 +99,15 @@ impl ReachableDaemon {
             authority,
             files,
         }
+    }
+
+    /// Puts another certificate in place, one file after the other: meanwhile they don't fit each other.
+    pub(crate) async fn renew(&self) -> SignedCertificate {
+        let renewed = self.authority.server(&NAMES, Validity::Now);
+        write(&self.file("tls.key"), &renewed.key);
+        sleep(Duration::from_millis(50)).await;
+        write(&self.file("tls.crt"), &renewed.certificate);
+        renewed
     }
 
     pub(crate) fn file(&self, name: &str) -> PathBuf {

@@ -324,11 +324,10 @@ async fn read_slowly(caller: &Caller<'_>, request: &Value) -> Answer {
         bytes.extend_from_slice(&piece[..count]);
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    let mut answer = bytes;
-    within("the rest", stream.read_to_end(&mut answer))
+    within("the rest", stream.read_to_end(&mut bytes))
         .await
         .unwrap();
-    Answer::read(&String::from_utf8(answer).unwrap())
+    Answer::read(&String::from_utf8(bytes).unwrap())
 }
 
 async fn score(caller: &Caller<'_>) -> String {

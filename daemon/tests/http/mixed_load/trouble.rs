@@ -22,7 +22,7 @@ use tonic::Code;
 use super::{Setting, clients::DEMO};
 use crate::support::{
     apply, chat, level, next,
-    tls::{NAMES, by, call, token, token_lines},
+    tls::{by, call, token, token_lines},
     until, within,
 };
 
@@ -141,10 +141,7 @@ async fn changes(setting: &Setting) -> Infallible {
 async fn renewals(setting: &Setting) -> Infallible {
     let reachable = &setting.secure.reachable;
     loop {
-        let renewed = reachable.authority.server(&NAMES, Validity::Now);
-        write(&reachable.file("tls.key"), &renewed.key);
-        sleep(Duration::from_millis(50)).await;
-        write(&reachable.file("tls.crt"), &renewed.certificate);
+        reachable.renew().await;
         count(&setting.counts.renewals, 1);
         sleep(3 * PAUSE).await;
     }
