@@ -8,8 +8,7 @@ use sluice_proto::v1;
 use sluice_shared::units;
 
 use super::{
-    Operation, OperationDescription, Operations, Outcome, RunningOperation,
-    command::{record, without_layers},
+    Operation, OperationDescription, Operations, Outcome, RunningOperation, command::record,
 };
 use crate::{caller::Caller, failure::Failure, translate};
 
@@ -76,13 +75,13 @@ impl Operations {
         let operation = running.operation();
         let model = &operation.description().model;
         let before = engine.in_force();
-        let before = before.map(|in_force| translate::plan::plan(&in_force.plan, model));
+        let before = before.map(|in_force| translate::plan::summary(&in_force.plan, model));
         let requested = change;
         let change = change.options;
         let mut report = ChangeReporter {
             engine: Arc::downgrade(engine),
             change,
-            before: before.map(without_layers),
+            before,
             target,
             is_under_way: false,
             running,

@@ -22,10 +22,10 @@ pub(crate) fn record<T>(
             let model = &operation.description().model;
             let plan = v1::Plan {
                 switch_estimate: estimate.map(translate::plan::switch_estimate),
-                ..translate::plan::plan(&plan, model)
+                ..translate::plan::summary(&plan, model)
             };
             operation.detail(Detail::PlannedChange(v1::PlannedChange {
-                plan: Some(without_layers(plan)),
+                plan: Some(plan),
                 plan_before: before.cloned(),
                 total_steps: steps as u32,
             }));
@@ -47,12 +47,4 @@ pub(crate) fn record<T>(
         CommandEvent::Finished(result) => return Some(result),
     }
     None
-}
-
-/// A plan as the operation's picture has it. With all layers it would be large, and pictures are sent often.
-pub(crate) fn without_layers(plan: v1::Plan) -> v1::Plan {
-    v1::Plan {
-        layers: Vec::new(),
-        ..plan
-    }
 }

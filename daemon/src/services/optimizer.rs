@@ -376,9 +376,10 @@ impl Daemon {
             budget: None,
             ..asked.options
         };
+        let machine = self.engine.machine()?;
         let models = std::iter::once(asked.model).chain(asked.more_models);
         let models = models.map(|model| -> Result<OutlinedModel, Failure> {
-            let machine = self.engine.machine()?;
+            let machine = machine.clone();
             let all_of_it = Budget::Bytes(budget_bytes);
             if let ModelRef::Shape(name) = model {
                 let shape = published_shape(&name)?;

@@ -7,7 +7,7 @@ use sluice_ops::{device::LiveStats, ledger};
 use sluice_proto::{PROTOCOL, v1};
 
 use super::Daemon;
-use crate::{models::ServingModel, operations::command::without_layers, translate};
+use crate::{models::ServingModel, translate};
 
 /// A snapshot of the daemon now. Live figures of the GPU may be a second old.
 pub(super) async fn snapshot(daemon: &Daemon) -> v1::Snapshot {
@@ -22,9 +22,11 @@ pub(super) async fn snapshot(daemon: &Daemon) -> v1::Snapshot {
         .collect();
     let waiting: usize = queues.iter().map(|queue| queue.waiting).sum();
     let running: usize = queues.iter().map(|queue| queue.running).sum();
-    let settings = settings(daemon);
+    let shown = daemon.models.shown();
+    let shown = shown.as_ref();
+    let settings = settings(daemon, shown);
     let loaded_models: Vec<_> = (daemon.models.all_loaded().iter())
-        .filter_map(|model| loaded_model(daemon, model))
+        .filter_map(|model| loaded_model(daemon, model, shown))
         .collect();
     let budget_bytes = match &loaded_models[..] {
         [] | [_] => settings.budget_bytes,
@@ -61,30 +63,30 @@ pub(super) async fn snapshot(daemon: &Daemon) -> v1::Snapshot {
             .collect(),
         loaded_models,
         loaded_models_max: daemon.settings.loaded_models() as u32,
-        ..weights(daemon)
+        ..weights(shown)
     }
 }
 
 /// What is told of a loaded model beside others; `None`: it has gone.
-fn loaded_model(daemon: &Daemon, model: &ServingModel) -> Option<v1::LoadedModel> {
+fn loaded_model(
+    daemon: &Daemon,
+    model: &ServingModel,
+    shown: Option<&ServingModel>,
+) -> Option<v1::LoadedModel> {
     let engine = model.engine.upgrade()?;
     let in_force = engine.in_force()?;
     let (queue, uses) = (engine.queue(), daemon.models.uses().of(&model.name));
     let settings = engine.settings();
-    let is_shown = |shown: ServingModel| shown.name.is_same(&model.name);
     let is_used = uses.admitted + uses.in_line + uses.jobs > 0;
     Some(v1::LoadedModel {
         model: Some(model.to_wire()),
-        is_present: daemon.models.shown().is_some_and(is_shown),
+        is_present: shown.is_some_and(|shown| shown.name.is_same(&model.name)),
         is_pinned: daemon.models.is_pinned(model),
         options: Some(v1::PlanOptions::from(PlanOptions::from(settings))),
         budget_bytes: in_force.plan.budget_bytes,
         device_bytes: engine.memory().used_bytes,
         claimed_bytes: engine.taken_bytes(),
-        plan: Some(without_layers(translate::plan::plan(
-            &in_force.plan,
-            &model.name.name,
-        ))),
+        plan: Some(translate::plan::summary(&in_force.plan, &model.name.name)),
         queue: Some(v1::QueueStatus {
             capacity: queue.capacity as u32,
             waiting: (queue.waiting + uses.in_line) as u32,
@@ -104,8 +106,8 @@ fn held_here(daemon: &Daemon, memory: &ledger::LedgerReport) -> u64 {
 }
 
 /// The plan in force and its weights; empty without a model.
-fn weights(daemon: &Daemon) -> v1::Snapshot {
-    let Some(shown) = daemon.models.shown() else {
+fn weights(shown: Option<&ServingModel>) -> v1::Snapshot {
+    let Some(shown) = shown else {
         return v1::Snapshot::default();
     };
     let Some(in_force) = shown.engine.upgrade().and_then(|engine| engine.in_force()) else {
@@ -122,16 +124,14 @@ fn weights(daemon: &Daemon) -> v1::Snapshot {
     }
 }
 
-fn settings(daemon: &Daemon) -> v1::SettingsStatus {
-    let shown = daemon.models.shown();
-    let engine = shown.as_ref().and_then(|shown| shown.engine.upgrade());
+fn settings(daemon: &Daemon, shown: Option<&ServingModel>) -> v1::SettingsStatus {
+    let engine = shown.and_then(|shown| shown.engine.upgrade());
     let engine = engine.unwrap_or_else(|| daemon.engine.clone());
     let wire = |settings: PlanSettings| v1::PlanOptions::from(PlanOptions::from(settings));
     let bytes = |settings: PlanSettings| engine.allowed_bytes(&settings);
     let settings = engine.settings();
     let loaded = engine.loaded_with().map(|loaded| {
         // Without remembered settings: this is what `restore` leads to.
-        let shown = shown.as_ref();
         shown.map_or(loaded, |shown| shown.restore_point.restored(loaded))
     });
     v1::SettingsStatus {

@@ -202,10 +202,7 @@ pub(super) async fn admit(
     // Not past those who wait. One that will not wait itself takes room that none of them could have, or none.
     let is_first = match terms.waits {
         true => daemon.line.is_empty(&key),
-        false => daemon
-            .line
-            .next(&key, |share| room(daemon, &key, share))
-            .is_none(),
+        false => daemon.line.next(&key, room_of(daemon, &key)).is_none(),
     };
     if pending.is_none() && !is_first && !terms.waits && !is_closing {
         let capacity = daemon.engine.queue().capacity;
@@ -436,7 +433,7 @@ async fn turn(daemon: &Arc<Daemon>, key: &LineKey, id: u64) {
         tokio::spawn(call_in_turn(daemon.clone(), key.clone()));
     }
     // What it was told earlier may no longer be so.
-    while daemon.line.next(key, |share| room(daemon, key, share)) != Some(id) {
+    while daemon.line.next(key, room_of(daemon, key)) != Some(id) {
         turn.notified().await;
     }
 }
@@ -445,26 +442,28 @@ async fn turn(daemon: &Arc<Daemon>, key: &LineKey, id: u64) {
 /// otherwise all look with every pass.
 async fn call_in_turn(daemon: Arc<Daemon>, key: LineKey) {
     let mut changes = daemon.changes.subscribe();
-    while daemon.line.call(&key, |share| room(&daemon, &key, share)) {
+    while daemon.line.call(&key, room_of(&daemon, &key)) {
         // The sender lives in the daemon, so `changed` cannot fail.
         let _ = changes.changed().await;
     }
 }
 
-/// What there is for a share where requests are prepared, and in the queue of the model's engine. The locks of both are taken,
-/// so they are never held while the line's is waited for.
-fn room(daemon: &Daemon, key: &LineKey, share: ShareKey) -> Room {
-    let name = daemon.models.in_line_for(key);
-    if name
-        .as_ref()
-        .is_some_and(|name| daemon.models.uses().is_closed(&name.name))
-    {
-        return Room::None;
-    }
+/// What there is for each share where requests are prepared, and in the queue of the model's engine. The locks of both are
+/// taken, so they are never held while the line's is waited for.
+fn room_of(daemon: &Daemon, key: &LineKey) -> impl Fn(ShareKey) -> Room {
+    // The same for all shares: looked up before the line is locked.
+    let serving = daemon.models.in_line_for(key);
+    let is_closed =
+        (serving.as_ref()).is_some_and(|serving| daemon.models.uses().is_closed(&serving.name));
     // One whose model is not there finds out what becomes of it.
-    let engine = name.and_then(|serving| serving.engine().ok());
-    let queue = engine.map_or(Room::Free, |engine| engine.room(share));
-    queue.max(daemon.preparing.room(share))
+    let engine = serving.and_then(|serving| serving.engine().ok());
+    move |share| {
+        if is_closed {
+            return Room::None;
+        }
+        let queue = (engine.as_ref()).map_or(Room::Free, |engine| engine.room(share));
+        queue.max(daemon.preparing.room(share))
+    }
 }
 
 /// Waits until a load ends, and shows its progress in the record. What a load for the present model failed of comes from the

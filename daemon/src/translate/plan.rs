@@ -18,6 +18,24 @@ use crate::failure::Failure;
 /// A plan for the model of this name.
 #[must_use]
 pub fn plan(plan: &Plan, model: &str) -> v1::Plan {
+    v1::Plan {
+        layers: layers(
+            plan.groups
+                .iter()
+                .map(|group| (group.group, weight_group_plan(group))),
+        )
+        .map(|(name, units)| v1::LayerPlan {
+            name,
+            groups: units,
+        })
+        .collect(),
+        ..summary(plan, model)
+    }
+}
+
+/// A plan without its layers: with all of them it would be large, and pictures are sent often.
+#[must_use]
+pub fn summary(plan: &Plan, model: &str) -> v1::Plan {
     let pass_ms =
         |seconds: fn(&PassTime) -> f64| plan.pass.as_ref().map(|pass| seconds(pass) * 1000.0);
     let memory = plan.bytes_by_kind().into_iter();
@@ -50,16 +68,6 @@ pub fn plan(plan: &Plan, model: &str) -> v1::Plan {
                 bytes,
             })
             .collect(),
-        layers: layers(
-            plan.groups
-                .iter()
-                .map(|group| (group.group, weight_group_plan(group))),
-        )
-        .map(|(name, units)| v1::LayerPlan {
-            name,
-            groups: units,
-        })
-        .collect(),
         is_lossless: is_lossless(plan),
         is_loadable: true,
         not_loadable_reason: String::new(),
@@ -76,6 +84,7 @@ pub fn plan(plan: &Plan, model: &str) -> v1::Plan {
             .collect(),
         pass_correction: plan.pass.as_ref().and_then(correction),
         switch_estimate: None,
+        layers: Vec::new(),
     }
 }
 
