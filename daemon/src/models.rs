@@ -204,10 +204,8 @@ impl Models {
         }
         let known = self.lock();
         let present = known.present.as_ref();
-        let is_there =
-            |name: &&ModelName| known.find(name).is_some() || known.sleeping(name).is_some();
         let loading = known.loading.as_ref().map(|loading| &loading.name);
-        present.filter(is_there).or(loading).cloned()
+        present.filter(|name| known.has(name)).or(loading).cloned()
     }
 
     /// The loaded model that lies there. The line of those for whom nobody knows which it will be has that of the embedded one.
@@ -235,14 +233,6 @@ impl Models {
         let last_use = |model: &&ServingModel| self.uses.of(&model.name).last_use;
         let last = || known.held().max_by_key(last_use);
         known.present().or_else(last)
-    }
-
-    /// The name of the model that requests mean which name none.
-    #[must_use]
-    pub fn present_name(&self) -> Option<ModelName> {
-        let known = self.lock();
-        let loading = || Some(known.loading.as_ref()?.name.clone());
-        known.present.clone().or_else(loading)
     }
 
     /// Whether a model stays until it is unloaded by name.

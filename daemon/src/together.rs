@@ -60,11 +60,7 @@ impl CommonBudget {
                     wire.evicted = (evicted.iter())
                         .map(|&index| loaded[index].place as u32)
                         .collect();
-                    let mut index = 0;
-                    loaded.retain(|_| {
-                        index += 1;
-                        !evicted.contains(&(index - 1))
-                    });
+                    loaded.retain(|loaded| !wire.evicted.contains(&(loaded.place as u32)));
                     let share = self.share_of(model, &plan);
                     wire.claimed_bytes = share.taken_bytes;
                     wire.plan = Some(translate::plan::plan(&plan, &model.name));

@@ -66,8 +66,6 @@ pub fn together(models: &[PlannedModel], budget_bytes: u64) -> Vec<String> {
         let model = models.get(*place as usize);
         model.map_or("?", |model| model.model.as_str())
     };
-    let mut gone = Vec::new();
-    let mut claimed_bytes = 0;
     for model in models {
         let padded = format!("{:<width$}", model.model);
         let pinned = if model.is_pinned { ", pinned" } else { "" };
@@ -88,18 +86,16 @@ pub fn together(models: &[PlannedModel], budget_bytes: u64) -> Vec<String> {
             let names: Vec<_> = model.evicted.iter().map(name).collect();
             lines.push(format!("{:<width$}  {} goes for it", "", names.join(", ")));
         }
-        for &place in &model.evicted {
-            gone.push(place);
-            let claimed = models.get(place as usize).map(|model| model.claimed_bytes);
-            claimed_bytes -= claimed.unwrap_or_default();
-        }
-        claimed_bytes += model.claimed_bytes;
     }
+    let evicted = models.iter().flat_map(|model| &model.evicted);
+    let gone: Vec<u32> = evicted.copied().collect();
     let stay = (0..models.len() as u32).filter(|place| {
         let is_loaded = models[*place as usize].plan.is_some();
         is_loaded && !gone.contains(place)
     });
     let stay: Vec<_> = stay.collect();
+    let claimed = |place: &u32| models[*place as usize].claimed_bytes;
+    let claimed_bytes: u64 = stay.iter().map(claimed).sum();
     let names: Vec<_> = stay.iter().map(name).collect();
     // Each plan has what is common to all; it is taken once.
     let common = models.iter().find_map(|model| {

@@ -25,6 +25,11 @@ impl Known {
         self.asleep.iter().find(|asleep| asleep.name.is_same(name))
     }
 
+    /// Whether it is loaded, or sleeps until a request.
+    pub(super) fn has(&self, name: &ModelName) -> bool {
+        self.find(name).is_some() || self.sleeping(name).is_some()
+    }
+
     /// Pins a loaded model, which is not read again for that, and is the one that somebody loaded last.
     pub(super) fn pin(&mut self, name: &ModelName) -> v1::LoadResult {
         let mut loaded = self.loaded.iter_mut();
@@ -60,9 +65,7 @@ impl Known {
 
     /// Forgets those that engines have let go.
     pub(super) fn forget_gone(&mut self) -> Vec<ServingModel> {
-        let loaded = std::mem::take(&mut self.loaded).into_iter();
-        let (held, gone) = loaded.partition(ServingModel::is_held);
-        self.loaded = held;
-        gone
+        let is_gone = |model: &mut ServingModel| !model.is_held();
+        self.loaded.extract_if(.., is_gone).collect()
     }
 }

@@ -169,15 +169,13 @@ impl Models {
             .filter(|(failed, _)| !is_chosen && !failed.is_same(&name));
         let before = known.forget_gone();
         known.loaded.push(serving);
-        known.asleep.retain(|asleep| !asleep.name.is_same(&name));
+        known.wake_up(&name);
         if is_chosen && self.settings.loaded_models() == 1 {
             // It has taken the place of whatever was there.
             known.asleep.clear();
         }
         let present = known.present.as_ref();
-        let is_there = present.is_some_and(|present| {
-            known.find(present).is_some() || known.sleeping(present).is_some()
-        });
+        let is_there = present.is_some_and(|present| known.has(present));
         if is_chosen || !is_there {
             known.present = Some(name.clone());
         }

@@ -84,10 +84,7 @@ impl Models {
                 // From here on the unload is why no model serves, not an earlier failed load.
                 known.failed = None;
                 let present = known.present.take();
-                let is_known = |present: &ModelName| {
-                    known.find(present).is_some() || known.sleeping(present).is_some()
-                };
-                known.present = present.filter(is_known);
+                known.present = present.filter(|present| known.has(present));
                 if known.present.is_none() {
                     // Of the others the one that was used last.
                     known.present = self.shown_of(&known).map(|shown| shown.name.clone());
