@@ -1,6 +1,7 @@
-//! What plans and devices know of the machine, as data: how much memory it has and for what, how fast it is, and its
-//! threads.
+//! What plans and devices know of the machine, as data: how much memory it has and for what, how fast it is, its
+//! threads and its instructions.
 
+mod instructions;
 pub mod mapped;
 mod memory;
 pub mod page;
@@ -10,16 +11,19 @@ mod workers;
 use sluice_formats::DType;
 
 pub use self::{
+    instructions::{InstructionSet, Instructions},
     memory::{MemoryStats, SwapStats, default_budget, default_pinned_memory_limit},
     rates::{BUSY_SHARE, DiskBandwidth, LinearRate, POINTS, Rates},
     workers::{BusyTime, ComputingGuard, SHARE, WaitingGuard, Workers},
 };
 
-/// Device properties that determine a pass's memory.
+/// Device properties that plans and kernels depend on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Profile {
     /// Threads of the machine.
     pub threads: usize,
+    /// The vector instructions that the CPU's kernels use.
+    pub instructions: Instructions,
     /// The GPU that computes; `None` on the CPU.
     pub gpu: Option<GpuProfile>,
 }
@@ -38,10 +42,14 @@ pub struct GpuProfile {
 }
 
 impl Profile {
-    /// The CPU with so many threads.
+    /// The CPU with so many threads, and its best instructions.
     #[must_use]
     pub fn cpu(threads: usize) -> Self {
-        Self { threads, gpu: None }
+        Self {
+            threads,
+            instructions: Instructions::best(),
+            gpu: None,
+        }
     }
 }
 

@@ -15,6 +15,7 @@ mod vectors;
 use std::sync::Arc;
 
 use rayon::prelude::*;
+use sluice_machine::Instructions;
 use sluice_weights::{RopePairs, Weight};
 
 pub(super) use self::quantized::rounds_rows;
@@ -65,6 +66,11 @@ impl CpuBackend {
         &self.clock
     }
 
+    /// The vector instructions that compute.
+    fn instructions(&self) -> Instructions {
+        self.device.instructions()
+    }
+
     /// Runs `work` on the device's threads.
     pub(super) fn run(&self, work: impl FnOnce() + Send) {
         self.device.run(work);
@@ -97,9 +103,9 @@ impl CpuBackend {
     ) {
         // Once for all rows: the norm's weight is a vector that may be stored as bf16.
         weight.dequantize(scale.row_mut(0));
-        let scale = scale.row(0);
+        let (scale, instructions) = (scale.row(0), self.instructions());
         self.each_row(out, |index, out| {
-            rows::rms_norm(out, x.row(start + index), scale, epsilon);
+            rows::rms_norm(instructions, out, x.row(start + index), scale, epsilon);
         });
     }
 
@@ -113,17 +119,23 @@ impl CpuBackend {
     ) {
         // The rows are split among threads, which a plain iterator over the positions cannot be.
         let positions: Vec<usize> = positions.iter().collect();
+        let instructions = self.instructions();
         self.each_row(x, |index, row| {
             let (cos, sin) = table.at(positions[index]);
             match table.pairs {
-                RopePairs::HalfSplit => rows::rotate(row, cos, sin, direction),
-                RopePairs::Interleaved => rows::rotate_neighbours(row, cos, sin, direction),
+                RopePairs::HalfSplit => rows::rotate(instructions, row, cos, sin, direction),
+                RopePairs::Interleaved => {
+                    rows::rotate_neighbours(instructions, row, cos, sin, direction)
+                }
             }
         });
     }
 
     pub(super) fn silu_mul(&self, gate: &mut Activation, up: &Activation) {
-        self.each_row(gate, |index, gate| exp::silu_multiply(gate, up.row(index)));
+        let instructions = self.instructions();
+        self.each_row(gate, |index, gate| {
+            exp::silu_multiply(instructions, gate, up.row(index));
+        });
     }
 }
 

@@ -8,7 +8,9 @@ use std::fmt;
 use sluice_cuda::{self as cuda, Blas};
 pub use sluice_cuda::{CudaError, Gpu, GpuUnavailable, LiveStats};
 use sluice_formats::DType;
-use sluice_machine::{ComputingGuard, GpuProfile, MemoryStats, Profile, WaitingGuard, Workers};
+use sluice_machine::{
+    ComputingGuard, GpuProfile, Instructions, MemoryStats, Profile, WaitingGuard, Workers,
+};
 
 pub use self::buffer::DeviceBuffer;
 use crate::OpsError;
@@ -139,6 +141,13 @@ impl Device {
         }
     }
 
+    /// The same device, whose kernels on the CPU use these instructions instead of the best.
+    #[must_use]
+    pub fn with_instructions(mut self, instructions: Instructions) -> Self {
+        self.profile.instructions = instructions;
+        self
+    }
+
     /// A device with the same properties that does no work: with a ledger of the same kind, a pass over it tells what
     /// memory a real one takes.
     #[must_use]
@@ -150,7 +159,7 @@ impl Device {
         }
     }
 
-    /// The properties that determine a pass's memory.
+    /// The properties that plans and kernels depend on.
     #[must_use]
     pub fn profile(&self) -> Profile {
         self.profile
@@ -160,6 +169,12 @@ impl Device {
     #[must_use]
     pub fn threads(&self) -> usize {
         self.profile.threads
+    }
+
+    /// The vector instructions that kernels on the CPU use.
+    #[must_use]
+    pub fn instructions(&self) -> Instructions {
+        self.profile.instructions
     }
 
     /// The machine's own threads, and how work on them gives way to passes.

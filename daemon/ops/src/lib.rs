@@ -75,7 +75,7 @@ enum Backend {
 
 /// Whether a device rounds rows to 8 bits before it multiplies them with weights of this format.
 pub fn rounds_rows(device: &Device, format: Format) -> bool {
-    !device.is_gpu() && cpu::rounds_rows(format)
+    !device.is_gpu() && cpu::rounds_rows(device.instructions(), format)
 }
 
 impl Ops {

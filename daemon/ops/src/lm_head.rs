@@ -7,7 +7,7 @@ mod gpu;
 use half::bf16;
 use rayon::prelude::*;
 use sluice_formats::noise::Noise;
-use sluice_machine::MemoryKind;
+use sluice_machine::{Instructions, MemoryKind};
 use sluice_weights::Weight;
 
 pub use self::distributions::Distributions;
@@ -140,6 +140,8 @@ pub struct TopToken {
 /// A row's state between pieces.
 #[derive(Clone)]
 pub(super) struct RunningRow {
+    /// The vector instructions that it is reduced with, where the CPU does it.
+    instructions: Instructions,
     /// Largest logit so far, and the sum of `exp(logit - max)`.
     pub(super) max: f32,
     pub(super) sum: f64,
@@ -214,7 +216,7 @@ impl Ops {
             Backend::Gpu(_) if !groups.iter().all(LmHeadGroup::is_plain) => {
                 ReductionState::Copied {
                     memory: on_gpu()?,
-                    running: start(&mut groups),
+                    running: start(&mut groups, device.instructions()),
                     logits: vec![0.0; count],
                 }
             }
@@ -223,7 +225,7 @@ impl Ops {
             }
             Backend::DryRun if device.is_gpu() => ReductionState::DryRun { _memory: on_gpu()? },
             Backend::Cpu(_) | Backend::DryRun => ReductionState::Cpu {
-                running: start(&mut groups),
+                running: start(&mut groups, device.instructions()),
                 logits: DeviceBuffer::new(device, ledger, MemoryKind::Logits, count)?,
             },
         };
@@ -339,12 +341,13 @@ impl LmHeadReduction<'_> {
 }
 
 /// The states of all rows before the first piece.
-fn start(groups: &mut [LmHeadGroup<'_>]) -> Vec<RunningRow> {
+fn start(groups: &mut [LmHeadGroup<'_>], instructions: Instructions) -> Vec<RunningRow> {
     let mut running = Vec::new();
     for group in groups {
         running.extend(group.rows.iter().map(|row| {
             let distributions = group.distributions.as_mut().filter(|_| !row.is_check);
             RunningRow {
+                instructions,
                 watched: vec![f32::NEG_INFINITY; row.watched.len()],
                 moved: distributions.map(|distributions| {
                     DistributionShift::from(distributions.take(row.position, group.sampling.pass))
@@ -458,6 +461,7 @@ fn guide(conditional: &mut [f32], unconditional: &[f32], w: f32) {
 impl Default for RunningRow {
     fn default() -> Self {
         Self {
+            instructions: Instructions::PORTABLE,
             max: f32::NEG_INFINITY,
             sum: 0.0,
             best_score: f64::NEG_INFINITY,
@@ -527,7 +531,7 @@ impl RunningRow {
         }
         // The running softmax: sums were relative to the old maximum, and are scaled before this piece's terms are
         // added.
-        let max = exp::max(logits);
+        let max = exp::max(self.instructions, logits);
         if max > self.max {
             let shrunk = f64::from((self.max - max).exp());
             self.sum *= shrunk;
@@ -543,7 +547,7 @@ impl RunningRow {
         }
         // In `f64`: where one token is all but certain, the others' terms vanish beside its 1
         // in `f32`, and near-certain rows could no longer be ranked.
-        self.sum += exp::exp_total(logits, self.max);
+        self.sum += exp::exp_total(self.instructions, logits, self.max);
         if ranking == RankingScore::Entropy {
             let possible = logits.iter().filter(|logit| **logit > f32::NEG_INFINITY);
             // −∞ · 0 is NaN, so impossible tokens are left out.
@@ -563,7 +567,7 @@ impl RunningRow {
         if sampling.temperature == 0.0 {
             // A vectorized maximum, then a search for its first place: ties go to the lower id, as in the reference's
             // arg-max.
-            let most = exp::max(logits);
+            let most = exp::max(self.instructions, logits);
             // Strictly larger: of equal logits in two pieces, the earlier piece has the lower id.
             if f64::from(most) > self.best_score {
                 let index = logits.iter().position(|&logit| logit == most);

@@ -254,16 +254,17 @@ impl CpuBackend {
         self.run(|| {
             // Tasks of the same query write different heads of one row, so no slices could be shared out.
             let target = HeadsOutput::new(out);
+            let instructions = self.instructions();
+            let columns = Microkernel::of(instructions).columns;
             tasks.par_iter().for_each(|task| {
-                let kernel = Microkernel::best();
                 // By the group's rows, however heads are split into tasks: which kernel runs must not depend on the
                 // number of threads, or results would.
                 let rows = task.queries.len() * (shape.heads / shape.kv_heads);
                 // SAFETY: ranges have queries of their own, and tasks of a range differ in their queries or their heads.
                 let own = unsafe { target.part(task.queries.clone(), task.heads.clone()) };
-                self.scratch.with(|scratch| match rows < kernel.columns {
-                    true => few::attend(task, shape, q, scratch, own),
-                    false => panels::attend(task, shape, q, kernel, scratch, own),
+                self.scratch.with(|scratch| match rows < columns {
+                    true => few::attend(task, shape, q, instructions, scratch, own),
+                    false => panels::attend(task, shape, q, instructions, scratch, own),
                 });
             });
         });
@@ -289,6 +290,7 @@ impl CpuBackend {
         let source = CacheSource::new(cache, layer).rounded;
         let (dim, group) = (shape.head_dim, shape.heads / shape.kv_heads);
         let scale = (dim as f32).sqrt().recip();
+        let instructions = self.instructions();
         self.run(|| {
             // One query at a time, with a full row of scores: this happens once a block.
             sums.par_rows_mut().enumerate().for_each(|(head, sums)| {
@@ -320,8 +322,8 @@ impl CpuBackend {
                             }
                             before += count;
                         }
-                        let most = exp::max(scores);
-                        let inverse = 1.0 / exp::exp_sum(scores, most);
+                        let most = exp::max(instructions, scores);
+                        let inverse = 1.0 / exp::exp_sum(instructions, scores, most);
                         for (sum, score) in sums.iter_mut().zip(&*scores) {
                             *sum += score * inverse;
                         }

@@ -15,8 +15,10 @@ impl CpuBackend {
         scale: &[f32],
         epsilon: f32,
     ) {
+        let instructions = self.instructions();
         self.each_row(d_x, |index, d_x| {
-            rows::rms_norm_backward(d_x, x.row(index), d_out.row(index), scale, epsilon);
+            let d_out = d_out.row(index);
+            rows::rms_norm_backward(instructions, d_x, x.row(index), d_out, scale, epsilon);
         });
     }
 
@@ -26,9 +28,12 @@ impl CpuBackend {
         up: &mut Activation,
         d_out: &Activation,
     ) {
+        let instructions = self.instructions();
         self.run(|| {
             let rows = gate.par_rows_mut().zip(up.par_rows_mut()).enumerate();
-            rows.for_each(|(index, (gate, up))| exp::silu_backward(gate, up, d_out.row(index)));
+            rows.for_each(|(index, (gate, up))| {
+                exp::silu_backward(instructions, gate, up, d_out.row(index));
+            });
         });
     }
 
@@ -49,6 +54,7 @@ impl CpuBackend {
             own,
             ..
         } = all;
+        let instructions = self.instructions();
         self.run(|| {
             let figures = (largest.par_iter_mut().zip(sums).zip(target_logits)).zip(&*targets);
             let rows = (weighted.par_rows_mut().zip(own.par_rows_mut())).zip(logits.par_rows_mut());
@@ -60,12 +66,12 @@ impl CpuBackend {
                         *target_logit = logits[local];
                         head.rows(local, local + 1).dequantize(own);
                     }
-                    let most = exp::max(logits).max(*largest);
+                    let most = exp::max(instructions, logits).max(*largest);
                     let shrunk = (*largest - most).exp();
                     weighted.iter_mut().for_each(|value| *value *= shrunk);
                     *sum *= f64::from(shrunk);
                     // The sum is `f64`: beside one of 1, `f32` would lose what many small terms add up to.
-                    exp::exp_sum(logits, most);
+                    exp::exp_sum(instructions, logits, most);
                     *sum += logits.iter().map(|&value| f64::from(value)).sum::<f64>();
                     *largest = most;
                 },

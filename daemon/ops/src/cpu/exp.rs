@@ -193,13 +193,30 @@ with_vectors! {
 
 #[cfg(test)]
 mod tests {
+    use sluice_machine::Instructions;
+
     use super::*;
+
+    #[test]
+    fn vectors_of_every_width_give_the_same_bits() {
+        let values: Vec<f32> = (0..1000).map(|x| (x * 37 % 101) as f32 / 10.0).collect();
+        let of = |instructions| {
+            let mut gates = values.clone();
+            silu_multiply(instructions, &mut gates, &values);
+            let total = exp_total(instructions, &values, 5.0);
+            (exp_sum(instructions, &mut gates, 1.0), gates, total)
+        };
+        let expected = of(Instructions::PORTABLE);
+        for &instructions in Instructions::all() {
+            assert_eq!(of(instructions), expected, "{}", instructions.name());
+        }
+    }
 
     #[test]
     fn as_the_standard_library_has_it() {
         let mut values: Vec<f32> = (-87_300..88_300).map(|x| x as f32 / 1000.0).collect();
         let expected: Vec<f32> = values.iter().map(|x| x.exp()).collect();
-        exp_sum(&mut values, 0.0);
+        exp_sum(Instructions::best(), &mut values, 0.0);
         for (found, expected) in values.iter().zip(&expected) {
             assert!(
                 (found / expected - 1.0).abs() < 2.5e-7,
@@ -208,28 +225,28 @@ mod tests {
         }
         let mut values: Vec<f32> = (0..1000).map(|x| x as f32 / 100.0).collect();
         let exact: f64 = values.iter().map(|&x| f64::from(x - 5.0).exp()).sum();
-        let total = exp_total(&values, 5.0);
+        let total = exp_total(Instructions::best(), &values, 5.0);
         assert!((total / exact - 1.0).abs() < 1e-7);
-        let sum = exp_sum(&mut values, 5.0);
+        let sum = exp_sum(Instructions::best(), &mut values, 5.0);
         assert!((f64::from(sum) / exact - 1.0).abs() < 1e-5);
     }
 
     #[test]
     fn far_below_is_nothing_and_nan_stays() {
         let mut values = [-1e30, f32::NEG_INFINITY, 3.0];
-        assert_eq!(exp_sum(&mut values, 3.0), 1.0);
+        assert_eq!(exp_sum(Instructions::best(), &mut values, 3.0), 1.0);
         assert!(values[0] < 1e-37 && values[1] < 1e-37);
         let mut values = [0.0, f32::NAN];
-        assert!(exp_sum(&mut values, 0.0).is_nan());
+        assert!(exp_sum(Instructions::best(), &mut values, 0.0).is_nan());
         assert!(values[1].is_nan() && values[0] == 1.0);
-        assert!(exp_total(&values, 0.0).is_nan());
+        assert!(exp_total(Instructions::best(), &values, 0.0).is_nan());
     }
 
     #[test]
     fn one_and_the_least_beside_it() {
         let mut values = vec![-20.0; 100];
         values[3] = 7.0;
-        let rest = exp_total(&values, 7.0) - 1.0;
+        let rest = exp_total(Instructions::best(), &values, 7.0) - 1.0;
         assert!((rest / (99.0 * f64::exp(-27.0)) - 1.0).abs() < 1e-3);
     }
 
@@ -250,12 +267,18 @@ mod tests {
                     .step_by(COLUMNS)
                     .for_each(|score| *score = f32::NEG_INFINITY);
             }
-            exp_lanes(&mut last, &mut largest, &mut sums, &mut shrunk);
+            exp_lanes(
+                Instructions::best(),
+                &mut last,
+                &mut largest,
+                &mut sums,
+                &mut shrunk,
+            );
         }
         for lane in 0..COLUMNS {
             let from = if lane == 0 { 5 } else { 0 };
             let scores: Vec<f32> = (from..40).map(|row| score(row, lane)).collect();
-            assert_eq!(largest[lane], max(&scores));
+            assert_eq!(largest[lane], max(Instructions::best(), &scores));
             let sum: f32 = scores
                 .iter()
                 .map(|score| (score - largest[lane]).exp())
@@ -270,8 +293,8 @@ mod tests {
     fn functions_of_channels() {
         let values: Vec<f32> = (-2000..2000).map(|x| x as f32 / 100.0).collect();
         let (mut tanhs, mut sigmoids) = (values.clone(), values.clone());
-        tanh(&mut tanhs);
-        sigmoid(&mut sigmoids);
+        tanh(Instructions::best(), &mut tanhs);
+        sigmoid(Instructions::best(), &mut sigmoids);
         for (index, x) in values.iter().enumerate() {
             assert!((tanhs[index] - x.tanh()).abs() < 1e-6, "{x}");
             assert!(
@@ -286,10 +309,10 @@ mod tests {
         for len in [0, 1, 15, 16, 17, 40] {
             let values: Vec<f32> = (0..len).map(|i| (i * 7 % 31) as f32 - 40.0).collect();
             let expected = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            assert_eq!(max(&values), expected);
+            assert_eq!(max(Instructions::best(), &values), expected);
             let mut gates = values.clone();
             let up = vec![2.0; len];
-            silu_multiply(&mut gates, &up);
+            silu_multiply(Instructions::best(), &mut gates, &up);
             for (found, x) in gates.iter().zip(&values) {
                 let expected = x / (1.0 + (-x).exp()) * 2.0;
                 assert!((found - expected).abs() <= 1e-6 * expected.abs() + 1e-30);

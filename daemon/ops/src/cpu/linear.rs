@@ -104,7 +104,8 @@ impl CpuBackend {
             rows: x.len(),
             adds,
         };
-        let kernel = Microkernel::best();
+        let instructions = self.instructions();
+        let kernel = Microkernel::of(instructions);
         let grid = Grid::new(x.len(), weight, self.device.threads(), kernel);
         // Tiles share nothing but their inputs: each thread dequantizes and packs what it needs, so that no barrier is
         // needed.
@@ -115,11 +116,12 @@ impl CpuBackend {
             // as dequantizing once (a core of an EPYC, 576 outputs of 1536, `q8_0` to `q4_k`).
             // SAFETY: the grid's tiles are disjoint.
             let own = unsafe { out.tile(rows.clone(), columns) };
-            if x.len() == 1 && part.has_dot_kernel() && QuantizedGemm::of(&part).is_none() {
+            let products = QuantizedGemm::of(instructions, &part);
+            if x.len() == 1 && part.has_dot_kernel() && products.is_none() {
                 return dot_tile(x, &part, own, &self.clock);
             }
             self.scratch.with(|scratch| {
-                if let Some(products) = QuantizedGemm::of(&part) {
+                if let Some(products) = products {
                     let x = &x.values()[rows.start * weight.width..rows.end * weight.width];
                     // SAFETY: rows and columns are inside the output and of this tile alone.
                     unsafe { products.gemm(x, &part, own.part(&rows, 0, part.rows), scratch) };

@@ -8,6 +8,10 @@ pub(super) mod avx2;
 pub(super) mod avx512;
 mod portable;
 
+#[cfg(target_arch = "x86_64")]
+use sluice_machine::InstructionSet;
+use sluice_machine::Instructions;
+
 /// How much of the depth is multiplied at a time: a panel of 32 weight rows takes 32 KiB then, and stays in a core's
 /// nearest cache while rows of `x` go by. An output is the sum of those of such blocks, each of them summed one element
 /// after another, whatever tile it is in: it depends neither on the rows beside it nor on how weights are shared out.
@@ -120,34 +124,28 @@ impl TileOutput {
 }
 
 impl Microkernel {
-    /// The best one for this CPU.
-    pub(super) fn best() -> &'static Self {
+    /// The best one of these instructions.
+    pub(super) fn of(instructions: Instructions) -> &'static Self {
         #[cfg(target_arch = "x86_64")]
         {
-            // Detection is cached by the standard library, so each tile can ask: a load and a branch.
-            if is_x86_feature_detected!("avx512f") {
+            if instructions.has(InstructionSet::Avx512) {
                 return &avx512::KERNEL;
             }
-            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            if instructions.has(InstructionSet::Avx2) {
                 return &avx2::KERNEL;
             }
         }
+        // Elsewhere there is this one alone.
+        let _ = instructions;
         &portable::KERNEL
     }
 
     /// All that this CPU can run.
     #[cfg(test)]
     pub(super) fn all() -> Vec<&'static Self> {
-        let mut all = vec![&portable::KERNEL];
-        #[cfg(target_arch = "x86_64")]
-        {
-            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-                all.push(&avx2::KERNEL);
-            }
-            if is_x86_feature_detected!("avx512f") {
-                all.push(&avx512::KERNEL);
-            }
-        }
+        let all = Instructions::all().iter();
+        let mut all: Vec<_> = all.map(|&instructions| Self::of(instructions)).collect();
+        all.dedup_by(|a, b| std::ptr::eq(*a, *b));
         all
     }
 
@@ -171,7 +169,7 @@ impl Microkernel {
         // Panels of nearly equal size: with 13 rows, tiles of 7 and 6 are faster than 12 and 1, since each loads the
         // whole panel of weights.
         for ((from, count), panel) in self.row_panels(x.count).zip(panels) {
-            // SAFETY: `best` made sure of the instructions; a panel has lanes for as many rows as tiles have.
+            // SAFETY: `of` made sure of the instructions; a panel has lanes for as many rows as tiles have.
             unsafe { (self.transpose)(x.part(from, count), panel, self.row_lanes) };
         }
     }
@@ -211,7 +209,7 @@ impl Microkernel {
         // them.
         assert!(weights.count <= self.columns);
         let packed = &mut packed[..self.columns * weights.depth];
-        // SAFETY: `best` made sure of the instructions; rows and lanes were compared.
+        // SAFETY: `of` made sure of the instructions; rows and lanes were compared.
         unsafe { (self.transpose)(weights, packed, self.columns) };
     }
 
@@ -241,7 +239,7 @@ impl Microkernel {
     /// When there are more rows than lanes, or `out` has another length.
     pub(super) fn transpose(&self, rows: MatrixRows<'_>, out: &mut [f32], lanes: usize) {
         assert!(rows.count <= lanes && out.len() == lanes * rows.depth);
-        // SAFETY: `best` made sure of the instructions; rows and lanes were compared.
+        // SAFETY: `of` made sure of the instructions; rows and lanes were compared.
         unsafe { (self.transpose)(rows, out, lanes) };
     }
 
@@ -268,7 +266,7 @@ impl Microkernel {
                 start: out.start.wrapping_add(first * out.stride),
                 ..out
             };
-            // SAFETY: `best` made sure of the instructions; the caller vouches for the output, of whose rows these are some.
+            // SAFETY: `of` made sure of the instructions; the caller vouches for the output, of whose rows these are some.
             unsafe { (self.tile)(count, x, panel, out) };
         }
     }

@@ -9,6 +9,9 @@ mod avx2;
 mod vnni;
 
 use sluice_formats::{Format, QuantGroups};
+#[cfg(target_arch = "x86_64")]
+use sluice_machine::InstructionSet;
+use sluice_machine::Instructions;
 use sluice_weights::{Weight, WeightData};
 
 use super::microkernel::{self, COLUMNS_MAX, MatrixRows, Microkernel, TileOutput};
@@ -83,44 +86,45 @@ struct QuantizedRow<'a, B> {
 }
 
 impl ByteKernel {
-    /// The best one for this CPU, if it can run one.
-    fn best() -> Option<&'static Self> {
+    /// The best one of these instructions, if they have one.
+    fn of(instructions: Instructions) -> Option<&'static Self> {
         #[cfg(target_arch = "x86_64")]
         {
-            if is_x86_feature_detected!("avx512f")
-                && is_x86_feature_detected!("avx512bw")
-                && is_x86_feature_detected!("avx512vnni")
-            {
+            if instructions.has(InstructionSet::Avx512Vnni) {
                 return Some(&vnni::KERNEL);
             }
-            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            if instructions.has(InstructionSet::Avx2) {
                 return Some(&avx2::KERNEL);
             }
         }
+        let _ = instructions;
         None
     }
 
     /// All that this CPU can run.
     #[cfg(test)]
     fn all() -> Vec<&'static Self> {
-        let mut all: Vec<_> = Self::best().into_iter().collect();
-        #[cfg(target_arch = "x86_64")]
-        if is_x86_feature_detected!("avx512vnni") && is_x86_feature_detected!("fma") {
-            all.push(&avx2::KERNEL);
-        }
+        let all = Instructions::all().iter();
+        let mut all: Vec<_> = all
+            .filter_map(|&instructions| Self::of(instructions))
+            .collect();
+        all.dedup_by(|a, b| std::ptr::eq(*a, *b));
         all
     }
 }
 
-/// Whether rows are rounded to be multiplied with weights of this format: it stores integers, and the CPU has the
-/// instructions for them.
-pub(crate) fn rounds_rows(format: Format) -> bool {
-    kernel_for(format).is_some()
+/// Whether rows are rounded to be multiplied with weights of this format: it stores integers, and these are instructions for
+/// them.
+pub(crate) fn rounds_rows(instructions: Instructions, format: Format) -> bool {
+    kernel_for(instructions, format).is_some()
 }
 
 /// The kernel that multiplies weights of this format, and how they are grouped. It is the same for any number of rows.
-fn kernel_for(format: Format) -> Option<(&'static ByteKernel, QuantGroups)> {
-    let (kernel, groups) = (ByteKernel::best()?, format.groups()?);
+fn kernel_for(
+    instructions: Instructions,
+    format: Format,
+) -> Option<(&'static ByteKernel, QuantGroups)> {
+    let (kernel, groups) = (ByteKernel::of(instructions)?, format.groups()?);
     (groups.bits <= kernel.bits_max).then_some((kernel, groups))
 }
 
@@ -131,9 +135,9 @@ pub(super) struct QuantizedGemm {
 }
 
 impl QuantizedGemm {
-    /// That of the weight's format, if it has one and the CPU has the instructions.
-    pub(super) fn of(weight: &Weight<'_>) -> Option<Self> {
-        let (kernel, groups) = kernel_for(weight.format)?;
+    /// That of the weight's format, if these instructions have one.
+    pub(super) fn of(instructions: Instructions, weight: &Weight<'_>) -> Option<Self> {
+        let (kernel, groups) = kernel_for(instructions, weight.format)?;
         matches!(weight.data, WeightData::Host(_)).then_some(Self { kernel, groups })
     }
 

@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 use rayon::prelude::*;
+use sluice_machine::Instructions;
 use sluice_weights::RWKV7_HEAD_DIM;
 
 use super::{CpuBackend, exp, heads_output::HeadsOutput, rows};
@@ -79,8 +80,10 @@ impl CpuBackend {
         scales: [&[f32]; 2],
         epsilon: f32,
     ) {
+        let instructions = self.instructions();
         self.each_row(out, |index, out| {
-            rows::layer_norm(out, x.row(start + index), scales[0], scales[1], epsilon);
+            let x = x.row(start + index);
+            rows::layer_norm(instructions, out, x, scales[0], scales[1], epsilon);
         });
     }
 
@@ -92,7 +95,7 @@ impl CpuBackend {
         states: &mut PassStates<'_>,
         layer: usize,
     ) {
-        let target = HeadsOutput::new(out);
+        let (target, instructions) = (HeadsOutput::new(out), self.instructions());
         states.each_wave(layer, |runs| {
             let mut tasks: Vec<_> = (runs.into_iter())
                 .flat_map(|(rows, heads)| {
@@ -102,7 +105,7 @@ impl CpuBackend {
                 .collect();
             self.run(|| {
                 tasks.par_iter_mut().for_each(|(rows, head, state)| {
-                    head_over(inputs, *head, rows.clone(), state, &target);
+                    head_over(inputs, *head, rows.clone(), state, &target, instructions);
                 });
             });
         });
@@ -110,9 +113,10 @@ impl CpuBackend {
 
     /// Applies a function to each element.
     pub(crate) fn channel_function(&self, x: &mut Activation, function: ChannelFunction) {
+        let instructions = self.instructions();
         self.each_row(x, |_, row| match function {
-            ChannelFunction::Tanh => exp::tanh(row),
-            ChannelFunction::Sigmoid => exp::sigmoid(row),
+            ChannelFunction::Tanh => exp::tanh(instructions, row),
+            ChannelFunction::Sigmoid => exp::sigmoid(instructions, row),
             ChannelFunction::SquaredRelu => {
                 for value in row {
                     let positive = value.max(0.0);
@@ -130,6 +134,7 @@ fn head_over(
     rows: Range<usize>,
     state: &mut [f32],
     target: &HeadsOutput<'_>,
+    instructions: Instructions,
 ) {
     let channels = head * DIM..(head + 1) * DIM;
     let of = |x: &'_ Activation, row: usize| -> Head {
@@ -170,12 +175,12 @@ fn head_over(
         for (index, row) in tokens.clone().enumerate() {
             let mut rate = of(inputs.learning_rate, row);
             add(&mut rate, &rate_bias);
-            exp::sigmoid(&mut rate);
+            exp::sigmoid(instructions, &mut rate);
             let mut decay = of(inputs.decay, row);
             add(&mut decay, &decay_bias);
-            exp::sigmoid(&mut decay);
+            exp::sigmoid(instructions, &mut decay);
             decay.iter_mut().for_each(|value| *value *= DECAY_SCALE);
-            exp::exp_sum(&mut decay, 0.0);
+            exp::exp_sum(instructions, &mut decay, 0.0);
             let key = of(inputs.key, row);
             let mut removal = key;
             for (value, scale) in removal.iter_mut().zip(&key_scale) {
@@ -194,7 +199,7 @@ fn head_over(
             if let Some((first, taken)) = inputs.first_value {
                 let mut share = of(taken, row);
                 add(&mut share, &vector(TimeMixVector::ValueBias));
-                exp::sigmoid(&mut share);
+                exp::sigmoid(instructions, &mut share);
                 let first = of(first, row);
                 let values = block.value[index].iter_mut().zip(&first).zip(&share);
                 for ((value, first), share) in values {
@@ -202,7 +207,7 @@ fn head_over(
                 }
             }
         }
-        recur(state, &mut block, tokens.len());
+        recur(instructions, state, &mut block, tokens.len());
         for (index, row) in tokens.enumerate() {
             let y = &block.out[index];
             let mean = sum(y) / DIM as f32;
@@ -244,8 +249,8 @@ fn sum(x: &Head) -> f32 {
     dot(x, &[1.0; DIM])
 }
 
-/// Sends the first tokens of a block through the state. Which instructions it is compiled for depends on the processor.
-fn recur(state: &mut [f32], block: &mut Block, tokens: usize) {
+/// Sends the first tokens of a block through the state. Compiled once for each kind of vectors.
+fn recur(instructions: Instructions, state: &mut [f32], block: &mut Block, tokens: usize) {
     #[cfg(target_arch = "x86_64")]
     {
         #[target_feature(enable = "avx512f")]
@@ -256,15 +261,17 @@ fn recur(state: &mut [f32], block: &mut Block, tokens: usize) {
         fn wide(state: &mut [f32], block: &mut Block, tokens: usize) {
             recur_by::<16, true>(state, block, tokens);
         }
-        if is_x86_feature_detected!("avx512f") {
-            // SAFETY: the processor has what the function is compiled for.
+        use sluice_machine::InstructionSet;
+        if instructions.has(InstructionSet::Avx512) {
+            // SAFETY: the function is compiled for these instructions.
             return unsafe { widest(state, block, tokens) };
         }
-        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+        if instructions.has(InstructionSet::Avx2) {
             // SAFETY: as above.
             return unsafe { wide(state, block, tokens) };
         }
     }
+    let _ = instructions;
     recur_by::<16, false>(state, block, tokens);
 }
 

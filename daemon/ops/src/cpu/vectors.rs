@@ -4,11 +4,14 @@
 /// whatever the vectors' width.
 pub(super) const LANES: usize = 16;
 
-/// Compiles a loop once for each kind of vectors, and takes what this processor has.
+/// Compiles a loop once for each kind of vectors, and takes the best of these instructions.
 macro_rules! with_vectors {
     ($(#[$doc:meta])* $name:ident, $body:ident, ($($argument:ident: $type:ty),*) $(-> $result:ty)?) => {
         $(#[$doc])*
-        pub(in crate) fn $name($($argument: $type),*) $(-> $result)? {
+        pub(in crate) fn $name(
+            instructions: sluice_machine::Instructions,
+            $($argument: $type),*
+        ) $(-> $result)? {
             #[cfg(target_arch = "x86_64")]
             {
                 #[target_feature(enable = "avx512f")]
@@ -19,15 +22,17 @@ macro_rules! with_vectors {
                 fn wide($($argument: $type),*) $(-> $result)? {
                     $body($($argument),*)
                 }
-                if is_x86_feature_detected!("avx512f") {
-                    // SAFETY: the processor has what the function is compiled for.
+                use sluice_machine::InstructionSet;
+                if instructions.has(InstructionSet::Avx512) {
+                    // SAFETY: the function is compiled for these instructions.
                     return unsafe { widest($($argument),*) };
                 }
-                if is_x86_feature_detected!("avx2") {
+                if instructions.has(InstructionSet::Avx2) {
                     // SAFETY: as above.
                     return unsafe { wide($($argument),*) };
                 }
             }
+            let _ = instructions;
             $body($($argument),*)
         }
     };

@@ -4,6 +4,7 @@
 use std::{mem, ops::Range};
 
 use rayon::prelude::*;
+use sluice_machine::Instructions;
 
 use super::few::{score, weigh};
 use crate::{
@@ -33,6 +34,7 @@ impl CpuBackend {
         let tasks: Vec<_> = (ranges.iter())
             .flat_map(|range| (0..shape.kv_heads).map(move |head| (range, head)))
             .collect();
+        let instructions = self.instructions();
         self.run(|| {
             let [d_q, d_k, d_v] = [d_q, d_k, d_v].map(HeadsOutput::new);
             tasks.par_iter().for_each(|&(range, kv_head)| {
@@ -52,6 +54,7 @@ impl CpuBackend {
                     d_out,
                     dim: shape.head_dim,
                     kv_head,
+                    instructions,
                 };
                 self.scratch
                     .with(|scratch| task.run(heads, outputs, scratch));
@@ -67,6 +70,7 @@ struct Task<'a> {
     d_out: &'a Activation,
     dim: usize,
     kv_head: usize,
+    instructions: Instructions,
 }
 
 impl Task<'_> {
@@ -111,6 +115,7 @@ impl Task<'_> {
             range,
             dim,
             kv_head,
+            instructions,
             ..
         } = *self;
         let [q, k, v] = self.inputs;
@@ -138,8 +143,8 @@ impl Task<'_> {
         let start = kv_head * dim;
         let [keys_there, values_there] =
             [k, v].map(|x| &x.values()[keys.start * x.width() + start..]);
-        score(keys_there, k.width(), rows_q, dim, weights);
-        score(values_there, v.width(), rows_d, dim, slopes);
+        score(instructions, keys_there, k.width(), rows_q, dim, weights);
+        score(instructions, values_there, v.width(), rows_d, dim, slopes);
         let rows = weights
             .chunks_exact_mut(count)
             .zip(slopes.chunks_exact_mut(count));
@@ -151,7 +156,8 @@ impl Task<'_> {
                 slopes[unseen].fill(0.0);
             }
             let (weights, slopes) = (&mut weights[seen.clone()], &mut slopes[seen]);
-            let inverse = 1.0 / exp::exp_sum(weights, exp::max(weights));
+            let most = exp::max(instructions, weights);
+            let inverse = 1.0 / exp::exp_sum(instructions, weights, most);
             weights.iter_mut().for_each(|weight| *weight *= inverse);
             let mean: f32 = weights.iter().zip(&*slopes).map(|(a, b)| a * b).sum();
             for (slope, weight) in slopes.iter_mut().zip(&*weights) {
@@ -159,7 +165,7 @@ impl Task<'_> {
             }
         }
         out.fill(0.0);
-        weigh(keys_there, k.width(), slopes, dim, out);
+        weigh(instructions, keys_there, k.width(), slopes, dim, out);
         for (out, query) in out.chunks_exact(dim).zip(part) {
             let values = out.iter().map(|value| value * scale);
             d_q.write((range.queries.start + query, head), dim, values);
@@ -178,7 +184,7 @@ impl Task<'_> {
                     }
                 }
                 sums.fill(0.0);
-                weigh(rows, dim, transposed, dim, sums);
+                weigh(instructions, rows, dim, transposed, dim, sums);
                 for (sum, key) in sums.chunks_exact(dim).zip(here) {
                     target.add((keys.start + key, kv_head), dim, sum);
                 }

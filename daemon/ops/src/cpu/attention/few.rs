@@ -1,6 +1,8 @@
 //! Attention of a few queries, such as the one of an autoregressive decoding step: keys and values are read where they
 //! lie, since packing them would take longer than the arithmetic.
 
+use sluice_machine::Instructions;
+
 use super::{super::heads_output::OutputPart, HeadTask, tile_keys};
 use crate::{
     Activation, AttentionShape,
@@ -14,6 +16,7 @@ pub(super) fn attend(
     task: &HeadTask<'_>,
     shape: AttentionShape,
     q: &Activation,
+    instructions: Instructions,
     scratch: &mut [f32],
     mut target: OutputPart<'_>,
 ) {
@@ -36,7 +39,7 @@ pub(super) fn attend(
     for (source, keys) in task.tiles() {
         let scores = &mut scores[..rows * keys.len()];
         let (tile_of_keys, stride) = source.tile(0, task.kv_head, keys.clone(), tile);
-        score(tile_of_keys, stride, queries, dim, scores);
+        score(instructions, tile_of_keys, stride, queries, dim, scores);
         for (row, scores) in scores.chunks_exact_mut(keys.len()).enumerate() {
             let seen = task.seen(row, before, keys.len());
             // The matmul below takes whole tiles, so keys that the query doesn't see get weight zero instead of being
@@ -44,9 +47,9 @@ pub(super) fn attend(
             scores[..seen.start].fill(0.0);
             scores[seen.end..].fill(0.0);
             let scores = &mut scores[seen];
-            let most = exp::max(scores).max(largest[row]);
+            let most = exp::max(instructions, scores).max(largest[row]);
             let shrunk = (largest[row] - most).exp();
-            sums[row] = sums[row] * shrunk + exp::exp_sum(scores, most);
+            sums[row] = sums[row] * shrunk + exp::exp_sum(instructions, scores, most);
             let out = &mut out[row * dim..][..dim];
             out.iter_mut().for_each(|value| *value *= shrunk);
             largest[row] = most;
@@ -55,7 +58,7 @@ pub(super) fn attend(
         // Values take the place of the keys in `tile`: their scores are computed, so they are not needed any more.
         let (tile_of_values, stride) = source.tile(1, task.kv_head, keys, tile);
         // `out` was scaled to the new maximum above, so terms of all tiles have the same scale when they are added.
-        weigh(tile_of_values, stride, scores, dim, out);
+        weigh(instructions, tile_of_values, stride, scores, dim, out);
     }
     for (row, (out, sum)) in out.chunks_exact_mut(dim).zip(sums).enumerate() {
         // Divided once at the end, by the sum over all tiles.

@@ -2,6 +2,7 @@
 //! in each lane. The softmax is then plain vector loops, and its result already is the panel that packed values are
 //! multiplied by.
 
+use sluice_machine::Instructions;
 use sluice_weights::HEAD_DIM_MAX;
 
 use super::{super::heads_output::OutputPart, HeadTask, TASK_LEN, TASK_ROWS, TILE_KEYS, TILE_LEN};
@@ -31,10 +32,11 @@ pub(super) fn attend(
     task: &HeadTask<'_>,
     shape: AttentionShape,
     q: &Activation,
-    kernel: &Microkernel,
+    instructions: Instructions,
     scratch: &mut [f32],
     mut target: OutputPart<'_>,
 ) {
+    let kernel = Microkernel::of(instructions);
     let (dim, rows, columns) = (shape.head_dim, task.rows(), kernel.columns);
     let panels = rows.div_ceil(columns);
     let (tile, scratch) = scratch.split_at_mut(TILE_LEN);
@@ -112,6 +114,7 @@ pub(super) fn attend(
                 }
             }
             exp::exp_lanes(
+                instructions,
                 scores,
                 &mut largest[lanes.clone()],
                 &mut sums[lanes],

@@ -13,6 +13,7 @@ use sluice_checkpoint::{
 use sluice_codec::{ColumnsEncoder, container::Chunk};
 
 use sluice_formats::{DType, Format, noise::Noise};
+use sluice_machine::Instructions;
 use sluice_weights::{CompressedRows, CompressedTensor};
 
 use super::*;
@@ -442,7 +443,7 @@ fn tiles_of_columns_are_whole_chunks() {
     };
     for (first, last) in [(0, 1100), (10, 1000), (255, 256), (256, 512)] {
         let weight = all.rows(first, last);
-        let grid = Grid::new(5, &weight, 2, Microkernel::best());
+        let grid = Grid::new(5, &weight, 2, Microkernel::of(Instructions::best()));
         let mut end = 0;
         for number in 0..grid.len() {
             let (rows, columns) = grid.tile(number);

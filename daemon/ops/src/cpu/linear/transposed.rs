@@ -36,7 +36,7 @@ impl CpuBackend {
             rows: x.len(),
             adds,
         };
-        let kernel = Microkernel::best();
+        let kernel = Microkernel::of(self.instructions());
         let step = tile_columns(weight, self.device.threads(), kernel);
         self.run(|| {
             let tiles = (0..weight.width).into_par_iter().step_by(step);
