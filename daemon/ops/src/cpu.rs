@@ -125,7 +125,7 @@ impl CpuBackend {
             match table.pairs {
                 RopePairs::HalfSplit => rows::rotate(instructions, row, cos, sin, direction),
                 RopePairs::Interleaved => {
-                    rows::rotate_neighbours(instructions, row, cos, sin, direction)
+                    rows::rotate_neighbours(instructions, row, cos, sin, direction);
                 }
             }
         });

@@ -93,6 +93,9 @@ impl ByteKernel {
             if instructions.has(InstructionSet::Avx512Vnni) {
                 return Some(&vnni::KERNEL);
             }
+            if instructions.has(InstructionSet::AvxVnni) {
+                return Some(&avx2::VNNI_KERNEL);
+            }
             if instructions.has(InstructionSet::Avx2) {
                 return Some(&avx2::KERNEL);
             }

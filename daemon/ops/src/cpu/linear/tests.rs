@@ -13,7 +13,7 @@ use sluice_checkpoint::{
 use sluice_codec::{ColumnsEncoder, container::Chunk};
 
 use sluice_formats::{DType, Format, noise::Noise};
-use sluice_machine::Instructions;
+use sluice_machine::{InstructionSet, Instructions};
 use sluice_weights::{CompressedRows, CompressedTensor};
 
 use super::*;
@@ -54,7 +54,10 @@ fn weight(words: &[u64], rows: usize, width: usize, format: Format) -> Weight<'_
 
 /// Against a plain sum in `f64`, for shapes around the kernel's tile sizes.
 fn check(rows: usize, width: usize, outputs: usize, format: Format) {
-    let ops = ops();
+    check_on(&ops(), rows, width, outputs, format);
+}
+
+fn check_on(ops: &Ops, rows: usize, width: usize, outputs: usize, format: Format) {
     let mut x = ops.pool.take(rows, width, DType::F32).unwrap();
     x.values_mut().copy_from_slice(&numbers(rows * width, 1));
     let words = stored(outputs * width, format);
@@ -75,6 +78,26 @@ fn check(rows: usize, width: usize, outputs: usize, format: Format) {
                 "{} {rows}x{width}x{outputs} at {row},{column}: {found} for {expected}",
                 format.name()
             );
+        }
+    }
+}
+
+/// A device computes with the instructions that it is told, and they decide which formats are multiplied in integers.
+#[test]
+fn every_set_of_instructions_computes() {
+    const WIDTH: usize = 512;
+    const OUTPUTS: usize = 40;
+    for &instructions in Instructions::all() {
+        let device = Device::cpu(2).unwrap().with_instructions(instructions);
+        let ops = Ops::new(device, Ledger::default()).unwrap();
+        let has = |set| instructions.has(set);
+        let has_vnni = has(InstructionSet::AvxVnni) || has(InstructionSet::Avx512Vnni);
+        assert_eq!(ops.rounds_rows(Format::Q4K), has(InstructionSet::Avx2));
+        assert_eq!(ops.rounds_rows(Format::Q8_0), has_vnni);
+        for rows in [1, 7] {
+            for format in [Format::F32, Format::Q8_0, Format::Q4K] {
+                check_on(&ops, rows, WIDTH, OUTPUTS, format);
+            }
         }
     }
 }

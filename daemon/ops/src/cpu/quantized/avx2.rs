@@ -1,7 +1,11 @@
 //! Tiles of 6 × 16 by AVX2's byte multiplications, the second eight columns after the first eight: six integer sums,
-//! six finished ones, and none that is spilled to memory.
+//! six finished ones, and none that is spilled to memory. AVX-VNNI's dot products of bytes give the same sums, with fewer
+//! instructions.
 
-use std::{arch::x86_64::*, mem};
+use std::{
+    arch::{asm, x86_64::*},
+    mem,
+};
 
 use super::{
     BLOCK, ByteKernel, QuantizedRow, ROWS, Tile, TileOutput,
@@ -21,25 +25,42 @@ pub(super) static KERNEL: ByteKernel = ByteKernel {
     // fast as dequantized (a core of a Zen 3 EPYC): too little to round rows for.
     bits_max: 6,
     tiles: |groups| match (groups.len, groups.bits) {
-        (16, _) => const { &tiles::<4, 6>() },
-        (_, 4) => const { &tiles::<8, 4>() },
-        _ => const { &tiles::<8, 5>() },
+        (16, _) => const { &tiles::<4, { run(6) }>() },
+        (_, 4) => const { &tiles::<8, { run(4) }>() },
+        _ => const { &tiles::<8, { run(5) }>() },
     },
     dot: |groups| match groups.len {
-        16 => dot::<16>,
-        _ => dot::<32>,
+        16 => dot::<16, false>,
+        _ => dot::<32, false>,
     },
 };
 
-/// For one row and more, where groups are `STEPS` words of weights of at most `BITS` bits.
-const fn tiles<const STEPS: usize, const BITS: u32>() -> [Tile; ROWS] {
+/// The same by AVX-VNNI.
+pub(super) static VNNI_KERNEL: ByteKernel = ByteKernel {
+    bits_max: 8,
+    tiles: |groups| match groups.len {
+        16 => const { &tiles::<4, BY_VNNI>() },
+        _ => const { &tiles::<8, BY_VNNI>() },
+    },
+    dot: |groups| match groups.len {
+        16 => dot::<16, true>,
+        _ => dot::<32, true>,
+    },
+    ..KERNEL
+};
+
+/// In place of a [`run`]: products are added up in 32 bits at once.
+const BY_VNNI: usize = 0;
+
+/// For one row and more, where groups are `STEPS` words of weights, of which `RUN` can be added up in 16 bits.
+const fn tiles<const STEPS: usize, const RUN: usize>() -> [Tile; ROWS] {
     [
-        tile::<1, STEPS, BITS>,
-        tile::<2, STEPS, BITS>,
-        tile::<3, STEPS, BITS>,
-        tile::<4, STEPS, BITS>,
-        tile::<5, STEPS, BITS>,
-        tile::<6, STEPS, BITS>,
+        tile::<1, STEPS, RUN>,
+        tile::<2, STEPS, RUN>,
+        tile::<3, STEPS, RUN>,
+        tile::<4, STEPS, RUN>,
+        tile::<5, STEPS, RUN>,
+        tile::<6, STEPS, RUN>,
     ]
 }
 
@@ -50,7 +71,7 @@ const fn run(bits: u32) -> usize {
 }
 
 #[target_feature(enable = "avx2,fma")]
-unsafe fn tile<const ROWS: usize, const STEPS: usize, const BITS: u32>(
+unsafe fn tile<const ROWS: usize, const STEPS: usize, const RUN: usize>(
     x: &[f32],
     elements: &[f32],
     panel: &[f32],
@@ -74,7 +95,7 @@ unsafe fn tile<const ROWS: usize, const STEPS: usize, const BITS: u32>(
             groups.zip(scales.iter().zip(minima))
         {
             let weights = weights.each_ref().map(|weights| &weights[half]);
-            let whole = whole::<ROWS, STEPS, BITS>(x, &weights);
+            let whole = whole::<ROWS, STEPS, RUN>(x, &weights);
             let (scale, minimum) = (vector(&scales[half]), vector(&minima[half]));
             // w = scale · q + minimum, so Σ w·x = scale · x_scale · Σ q·x + minimum · (x_scale · Σ x): the second sum
             // was made when `x` was rounded.
@@ -97,13 +118,22 @@ unsafe fn tile<const ROWS: usize, const STEPS: usize, const BITS: u32>(
 /// Sums of a group: in 16 bits for as long as they fit, then in 32.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn whole<const ROWS: usize, const STEPS: usize, const BITS: u32>(
+fn whole<const ROWS: usize, const STEPS: usize, const RUN: usize>(
     x: &[[f32; VECTOR]; STEPS],
     weights: &[&[f32; VECTOR]; STEPS],
 ) -> [__m256i; ROWS] {
-    // `maddubs` saturates instead of wrapping, so a run must end before 32,767 can be reached.
-    let run = const { if run(BITS) < STEPS { run(BITS) } else { STEPS } };
     let mut whole = [_mm256_setzero_si256(); ROWS];
+    if RUN == BY_VNNI {
+        for (x, weights) in x.iter().zip(weights) {
+            let weights = bytes(weights);
+            for row in 0..ROWS {
+                whole[row] = add_products(whole[row], weights, word(x[row]));
+            }
+        }
+        return whole;
+    }
+    // `maddubs` saturates instead of wrapping, so a run must end before 32,767 can be reached.
+    let run = const { if RUN < STEPS { RUN } else { STEPS } };
     for (x, weights) in x.chunks_exact(run).zip(weights.chunks_exact(run)) {
         let mut short = [_mm256_setzero_si256(); ROWS];
         for (x, weights) in x.iter().zip(weights) {
@@ -119,6 +149,25 @@ fn whole<const ROWS: usize, const STEPS: usize, const BITS: u32>(
         }
     }
     whole
+}
+
+/// Adds the products of each lane's four bytes, of weights without sign, in 32 bits, without saturation. It is assembly since
+/// the intrinsic would be a call from functions that are compiled for AVX2 alone, and those are for both kernels.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn add_products(mut sums: __m256i, weights: __m256i, x: __m256i) -> __m256i {
+    // SAFETY: only reached through `VNNI_KERNEL`, whose caller made sure of the instruction. It reads and writes registers
+    // alone.
+    unsafe {
+        asm!(
+            "{{vex}} vpdpbusd {sums}, {weights}, {x}",
+            sums = inout(ymm_reg) sums,
+            weights = in(ymm_reg) weights,
+            x = in(ymm_reg) x,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    sums
 }
 
 /// Adds pairs of 16-bit elements into 32 bits.
@@ -212,7 +261,10 @@ fn sum(whole: __m256i) -> i32 {
 }
 
 #[target_feature(enable = "avx2,fma")]
-unsafe fn dot<const GROUP: usize>(weights: &QuantizedRow<'_, u8>, x: &QuantizedRow<'_, i8>) -> f32 {
+unsafe fn dot<const GROUP: usize, const VNNI: bool>(
+    weights: &QuantizedRow<'_, u8>,
+    x: &QuantizedRow<'_, i8>,
+) -> f32 {
     let mut sums = [_mm256_setzero_ps(); 2];
     // Broadcasts each group's scale to the lanes that its products are summed in.
     let first = match GROUP {
@@ -240,9 +292,12 @@ unsafe fn dot<const GROUP: usize>(weights: &QuantizedRow<'_, u8>, x: &QuantizedR
                     mem::transmute::<[i8; BLOCK], __m256i>(*x),
                 )
             };
-            // A pair of products is at most 2 · 63 · 127, so none saturates: `bits_max` is 6.
-            let products = _mm256_maddubs_epi16(weights, x);
-            let products = _mm256_cvtepi32_ps(wide(products));
+            let products = match VNNI {
+                true => add_products(_mm256_setzero_si256(), weights, x),
+                // A pair of products is at most 2 · 63 · 127, so none saturates: `bits_max` is 6.
+                false => wide(_mm256_maddubs_epi16(weights, x)),
+            };
+            let products = _mm256_cvtepi32_ps(products);
             let scales = _mm256_permutevar8x32_ps(scales, groups);
             sums[0] = _mm256_fmadd_ps(products, scales, sums[0]);
             groups = _mm256_add_epi32(groups, _mm256_set1_epi32((BLOCK / GROUP) as i32));
@@ -256,4 +311,92 @@ unsafe fn dot<const GROUP: usize>(weights: &QuantizedRow<'_, u8>, x: &QuantizedR
 fn bytes(words: &[f32; VECTOR]) -> __m256i {
     // SAFETY: a vector is as many words, of any bits.
     unsafe { mem::transmute(*words) }
+}
+
+#[cfg(test)]
+mod tests {
+    use sluice_formats::{QuantGroups, noise::Noise};
+    use sluice_machine::{InstructionSet, Instructions};
+
+    use super::*;
+
+    const DEPTH: usize = 256;
+
+    /// Both kernels, where this CPU has both.
+    fn kernels() -> Option<[&'static ByteKernel; 2]> {
+        Instructions::of(InstructionSet::AvxVnni).map(|_| [&KERNEL, &VNNI_KERNEL])
+    }
+
+    fn random_bytes(count: usize, seed: u64, values: f64) -> impl Iterator<Item = f64> {
+        let noise = Noise::new(seed);
+        (0..count as u64).map(move |i| (noise.uniform(0, i, 0) * values).floor())
+    }
+
+    fn random_scales(count: usize, seed: u64) -> Vec<f32> {
+        random_bytes(count, seed, 1e6)
+            .map(|x| x as f32 / 1e6 - 0.5)
+            .collect()
+    }
+
+    fn words(bytes: &[u8]) -> Vec<f32> {
+        bytemuck::pod_collect_to_vec(bytes)
+    }
+
+    #[test]
+    fn vnni_gives_the_same_bits() {
+        let Some(kernels) = kernels() else { return };
+        for groups in [(32, 4), (32, 5), (16, 6)].map(|(len, bits)| QuantGroups { len, bits }) {
+            let count = DEPTH / groups.len;
+            let weights = |columns: usize, seed| -> Vec<u8> {
+                let values = f64::from(1 << groups.bits);
+                random_bytes(columns * DEPTH, seed, values)
+                    .map(|x| x as u8)
+                    .collect()
+            };
+            let x = |lanes: usize, seed| -> Vec<i8> {
+                random_bytes(lanes * DEPTH, seed, 255.0)
+                    .map(|x| (x - 127.0) as i8)
+                    .collect()
+            };
+            let (panel, packed) = (
+                words(&weights(COLUMNS, 1)),
+                words(bytemuck::cast_slice(&x(VECTOR, 2))),
+            );
+            let numbers = random_scales(2 * VECTOR * count, 3);
+            let scales = random_scales(2 * COLUMNS * count, 4);
+            for rows in 0..ROWS {
+                let [expected, found] = kernels.map(|kernel| {
+                    let mut out = [[0.0; COLUMNS]; ROWS];
+                    let target = TileOutput {
+                        start: out.as_flattened_mut().as_mut_ptr(),
+                        stride: COLUMNS,
+                        columns: COLUMNS,
+                        adds: false,
+                    };
+                    // SAFETY: the CPU runs both kernels, and the output has all rows and columns.
+                    unsafe {
+                        (kernel.tiles)(groups)[rows](&packed, &numbers, &panel, &scales, target)
+                    };
+                    out
+                });
+                assert_eq!(found, expected);
+            }
+            let [expected, found] = kernels.map(|kernel| {
+                let (weights, x) = (weights(1, 5), x(1, 6));
+                let weights = QuantizedRow {
+                    bytes: &weights,
+                    scales: &random_scales(count, 7),
+                    others: &random_scales(count, 8),
+                };
+                let x = QuantizedRow {
+                    bytes: &x,
+                    scales: &random_scales(count, 9),
+                    others: &random_scales(count, 10),
+                };
+                // SAFETY: the CPU runs both kernels.
+                unsafe { (kernel.dot)(groups)(&weights, &x) }
+            });
+            assert_eq!(found, expected);
+        }
+    }
 }
