@@ -49,6 +49,9 @@ pub(super) fn reporting<T>(work: impl FnOnce(&Report) -> T) -> Result<T, SystemE
         if IS_SIGNALLED.swap(true, Ordering::Relaxed) {
             end(&found);
         }
+        let words = "asked to end: what was found is told soon, or at once if asked again";
+        // Standard error may be closed.
+        drop(writeln!(io::stderr(), "{words}"));
         let found = Arc::clone(&found);
         let ends = thread::Builder::new().name("sluice-end".to_owned());
         let ends = ends.spawn(move || {
@@ -57,9 +60,6 @@ pub(super) fn reporting<T>(work: impl FnOnce(&Report) -> T) -> Result<T, SystemE
         });
         // If no thread can start, the program ends when the work does, or at the second signal.
         drop(ends);
-        let words = "asked to end: what was found is told soon, or at once if asked again";
-        // Standard error may be closed.
-        drop(writeln!(io::stderr(), "{words}"));
     };
     with_signals(signalled, || work(&report))
 }

@@ -38,12 +38,15 @@ impl Running {
     /// Waits until it says so.
     async fn says(&mut self, words: &str) {
         let says = async {
+            let mut said = String::new();
             while let Some(line) = self.said.next_line().await.unwrap() {
                 if line.contains(words) {
                     return;
                 }
+                said = said + &line + "\n";
             }
-            panic!("never said {words:?}");
+            let status = self.child.wait().await;
+            panic!("never said {words:?}, ended with {status:?} after:\n{said}");
         };
         within(words, says).await;
     }
