@@ -7,28 +7,22 @@ mod small;
 
 use half::f16;
 
-pub use self::plain::{add_dot_products, add_scaled};
 pub(super) use self::{
     k::{
         K_WEIGHTS, Q2_K_BYTES, Q3_K_BYTES, Q4_K_BYTES, Q5_K_BYTES, Q6_K_BYTES, decode_q2_k,
-        decode_q3_k, decode_q4_k, decode_q5_k, decode_q6_k, dot_q2_k, dot_q3_k, dot_q4_k, dot_q5_k,
-        dot_q6_k, quants_q4_k, quants_q5_k, quants_q6_k,
+        decode_q3_k, decode_q4_k, decode_q5_k, decode_q6_k, quants_q4_k, quants_q5_k, quants_q6_k,
     },
-    plain::{dot_bf16, dot_f16, dot_f32, upcast_bf16},
+    plain::upcast_bf16,
     small::{
         Q4_0_BYTES, Q4_1_BYTES, Q5_0_BYTES, Q5_1_BYTES, Q8_0_BYTES, SMALL_WEIGHTS, decode_q4_0,
-        decode_q4_1, decode_q5_0, decode_q5_1, decode_q8_0, dot_q4_0, dot_q4_1, dot_q5_0, dot_q5_1,
-        dot_q8_0, quants_q4_0, quants_q4_1, quants_q5_0, quants_q5_1, quants_q8_0,
+        decode_q4_1, decode_q5_0, decode_q5_1, decode_q8_0, quants_q4_0, quants_q4_1, quants_q5_0,
+        quants_q5_1, quants_q8_0,
     },
 };
 
-/// Partial sums of a dot product: two of the widest vectors. Their number is part of the result, since it fixes the
-/// order of additions.
-pub const LANES: usize = 32;
-
-/// Compiles a block's loop into a function that dequantizes and one that computes dot products.
+/// Compiles a block's loop into a function that dequantizes.
 macro_rules! decoder {
-    ($(#[$doc:meta])* $name:ident, $dots:ident = $block:ident, $weights:expr, $bytes:expr) => {
+    ($(#[$doc:meta])* $name:ident = $block:ident, $weights:expr, $bytes:expr) => {
         $(#[$doc])*
         ///
         /// # Panics
@@ -45,8 +39,6 @@ macro_rules! decoder {
             }
             widest!(all(bytes: &[u8], out: &mut [f32]));
         }
-
-        dots! { $dots = $block, $weights, $bytes }
     };
 }
 use decoder;
@@ -83,50 +75,6 @@ macro_rules! quants {
     };
 }
 use quants;
-
-/// Compiles a block's loop into a function that computes dot products.
-macro_rules! dots {
-    ($dots:ident = $block:ident, $weights:expr, $bytes:expr) => {
-        /// The dot products of `x` and each row of weights, of which there are `out.len()`. No weight is written to
-        /// memory.
-        ///
-        /// # Panics
-        /// When `x` or the bytes are not whole blocks.
-        pub(in crate) fn $dots(bytes: &[u8], x: &[f32], out: &mut [f32]) {
-            #[inline(always)]
-            fn all(bytes: &[u8], x: &[f32], out: &mut [f32]) {
-                let (blocks, rest) = bytes.as_chunks::<{ $bytes }>();
-                let (xs, rest_x) = x.as_chunks::<{ $weights }>();
-                assert!(rest.is_empty() && rest_x.is_empty() && blocks.len() == xs.len() * out.len());
-                for (row, out) in blocks.chunks_exact(xs.len().max(1)).zip(out) {
-                    let mut sums = [0.0f32; LANES];
-                    // Fixed lanes of sums: the same additions in the same order, whatever vectors the CPU has.
-                    for (block, x) in row.iter().zip(xs) {
-                        let mut weights = [0.0; $weights];
-                        $block(block, &mut weights);
-                        add(&weights, x, &mut sums);
-                    }
-                    *out = sums.iter().sum();
-                }
-            }
-            widest!(all(bytes: &[u8], x: &[f32], out: &mut [f32]));
-        }
-    };
-}
-use dots;
-
-/// Adds products of whole vectors to partial sums.
-#[inline(always)]
-fn add(weights: &[f32], x: &[f32], sums: &mut [f32; LANES]) {
-    let (weights, _) = weights.as_chunks::<LANES>();
-    let (x, _) = x.as_chunks::<LANES>();
-    for (weights, x) in weights.iter().zip(x) {
-        // Rust doesn't contract this to a fused multiply-add, so machines with and without FMA give the same bits.
-        for lane in 0..LANES {
-            sums[lane] += weights[lane] * x[lane];
-        }
-    }
-}
 
 /// Calls a function in the version compiled for the widest vectors of this CPU.
 macro_rules! widest {

@@ -2,15 +2,13 @@
 
 mod blocks;
 mod dtype;
+pub mod interleaved;
 pub mod noise;
 mod quantize;
 
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 
-pub use self::{
-    blocks::{LANES, add_dot_products, add_scaled},
-    dtype::DType,
-};
+pub use self::dtype::DType;
 
 /// The storage format of a tensor's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -51,12 +49,6 @@ pub struct QuantGroups {
     /// Bits of a weight.
     pub bits: u32,
 }
-
-/// A dot-product kernel: takes rows of weights, one row of input, and the output, one element for each row of weights.
-///
-/// # Panics
-/// When rows and input are not whole blocks of the same width.
-pub type DotKernel = fn(&[u8], &[f32], &mut [f32]);
 
 impl From<DType> for Format {
     fn from(dtype: DType) -> Self {
@@ -251,31 +243,6 @@ impl Format {
             Self::Q4_0 => blocks::quants_q4_0(bytes, out, scales, minima),
             _ => unreachable!("formats without groups are widened"),
         }
-    }
-
-    /// A kernel for dot products of one row of input with rows of weights; `None` unless rows are whole vectors.
-    /// Weights are dequantized in registers: writing them to memory would take longer than the products.
-    #[must_use]
-    pub fn dot_kernel(self, width: usize) -> Option<DotKernel> {
-        // Whole vectors only: the lanes fix the order of additions, which a rest would change.
-        if !width.is_multiple_of(LANES) {
-            return None;
-        }
-        Some(match self {
-            Self::F32 => blocks::dot_f32,
-            Self::F16 => blocks::dot_f16,
-            Self::Bf16 => blocks::dot_bf16,
-            Self::Q8_0 => blocks::dot_q8_0,
-            Self::Q6K => blocks::dot_q6_k,
-            Self::Q5K => blocks::dot_q5_k,
-            Self::Q5_1 => blocks::dot_q5_1,
-            Self::Q5_0 => blocks::dot_q5_0,
-            Self::Q4K => blocks::dot_q4_k,
-            Self::Q4_1 => blocks::dot_q4_1,
-            Self::Q4_0 => blocks::dot_q4_0,
-            Self::Q3K => blocks::dot_q3_k,
-            Self::Q2K => blocks::dot_q2_k,
-        })
     }
 }
 

@@ -11,7 +11,7 @@ use std::{fmt, sync::OnceLock};
 pub enum InstructionSet {
     /// What every CPU of the architecture has.
     Portable,
-    /// AVX2 and FMA.
+    /// AVX2, FMA and F16C.
     Avx2,
     /// Those of AVX2, and dot products of bytes in its vectors (AVX-VNNI).
     AvxVnni,
@@ -57,7 +57,11 @@ impl InstructionSet {
         // Detection asks the system, too: a register that it doesn't keep is as good as none.
         match self {
             Self::Portable => true,
-            Self::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
+            Self::Avx2 => {
+                is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("fma")
+                    && is_x86_feature_detected!("f16c")
+            }
             Self::AvxVnni => Self::Avx2.works() && is_x86_feature_detected!("avxvnni"),
             Self::Avx512 => {
                 Self::Avx2.works()

@@ -206,6 +206,12 @@ impl Device {
         self.profile.gpu.map_or(DType::F32, |gpu| gpu.dtype)
     }
 
+    /// Whether its kernels read weights whose rows lie [beside each other](sluice_formats::interleaved).
+    #[must_use]
+    pub fn interleaves_weights(&self) -> bool {
+        !self.is_gpu() && self.instructions() != Instructions::PORTABLE
+    }
+
     /// Bytes of GPU memory that the driver takes for the context.
     pub fn context_bytes(&self) -> u64 {
         self.profile.gpu.map_or(0, |gpu| gpu.context_bytes)

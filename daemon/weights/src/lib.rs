@@ -1,7 +1,6 @@
 //! The vocabulary of everything that deals with weights: which tensors a model has, in which weight groups they live,
 //! stream and change, and how they are stored.
 
-mod columns;
 mod compressed;
 pub mod compression;
 pub mod decompressed;
@@ -38,5 +37,8 @@ pub use self::{
         CompressedRange, MixedTensor, SourceTensor, Storage, TensorPlan, Tier, WeightFormat,
         WeightGroupPlan, weight_groups,
     },
-    view::{CompressedRows, GpuCompressedRows, GpuWeight, Weight, WeightData},
+    view::{
+        CompressedRows, GpuCompressedRows, GpuWeight, InterleavedRows, PIECE, PieceBuffer, Weight,
+        WeightData,
+    },
 };

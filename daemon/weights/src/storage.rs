@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use sluice_codec::Scheme;
-use sluice_formats::Format;
+use sluice_formats::{Format, interleaved::ROWS};
 
 use super::{CompressedTensor, KeptKvHeads, TensorPart, TensorSpec, WeightGroup, layout};
 
@@ -248,6 +248,16 @@ impl TensorPlan {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.storage.bytes(self.rows, self.width)
+    }
+
+    /// Whether its rows lie [beside each other](sluice_formats::interleaved) where the CPU's kernels read them so: what
+    /// is multiplied, and not compressed.
+    #[must_use]
+    pub fn is_interleaved(&self) -> bool {
+        // A pass reads single rows of the embedding.
+        self.part != TensorPart::Embedding
+            && self.rows >= ROWS
+            && matches!(self.storage, Storage::Plain(format) if format.interleaves(self.width))
     }
 
     /// If its rows are decompressed while they are read: how the file stores them, and how many elements they have.

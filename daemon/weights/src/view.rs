@@ -1,10 +1,15 @@
 //! Weights as operations see them.
 
+use std::ops::Range;
+
 use sluice_codec::{DecompressError, Scheme};
 use sluice_cuda::GpuSpan;
-use sluice_formats::{Format, LANES, add_dot_products};
+use sluice_formats::{
+    Format,
+    interleaved::{self, ROWS},
+};
 
-use crate::{CompressedTensor, OpenRows, columns};
+use crate::{CompressedTensor, OpenRows};
 
 /// A matmul returns no error, so damage has to be found when the bytes are read.
 const CHECKED: &str = "coded bytes are checked when they are read";
@@ -29,6 +34,8 @@ pub struct Weight<'a> {
 pub enum WeightData<'a> {
     /// In this process's memory.
     Host(&'a [u8]),
+    /// In this process's memory, rows beside each other.
+    Interleaved(InterleavedRows<'a>),
     /// In this process's memory, compressed.
     Compressed(CompressedRows<'a>),
     /// On a GPU.
@@ -75,6 +82,20 @@ impl WeightData<'_> {
     }
 }
 
+/// Rows of a tensor whose rows lie [beside each other](interleaved).
+#[derive(Debug, Clone, Copy)]
+pub struct InterleavedRows<'a> {
+    /// All bytes of the tensor's rows.
+    pub bytes: &'a [u8],
+    /// Index of the first row of this weight among them.
+    pub first_row: usize,
+}
+
+/// Elements of a row that are read at once, whole blocks of every format, and space for as many.
+pub const PIECE: usize = 512;
+/// Space for the bytes of [`PIECE`] elements in any format.
+pub type PieceBuffer = [u32; PIECE];
+
 /// Compressed rows of a tensor.
 #[derive(Debug, Clone, Copy)]
 pub struct CompressedRows<'a> {
@@ -105,6 +126,10 @@ impl<'a> Weight<'a> {
                     ..coded
                 }),
                 WeightData::Host(bytes) => WeightData::Host(&bytes[from * stride..to * stride]),
+                WeightData::Interleaved(rows) => WeightData::Interleaved(InterleavedRows {
+                    first_row: rows.first_row + from,
+                    ..rows
+                }),
                 WeightData::Gpu(gpu) => WeightData::Gpu(match gpu.compressed {
                     // Chunks stay whole on the GPU: only the row index moves.
                     Some(coded) => GpuWeight {
@@ -125,18 +150,74 @@ impl<'a> Weight<'a> {
         }
     }
 
-    /// Its bytes, for the CPU's operations.
+    /// Its bytes as they are stored, row after row, for the CPU's operations.
     ///
     /// # Panics
-    /// When they are not in this process.
+    /// When they are not in this process, or not in this order.
     #[must_use]
     pub fn bytes(&self) -> &'a [u8] {
         match self.data {
             WeightData::Host(bytes) => bytes,
-            WeightData::Compressed(_) | WeightData::Gpu(_) | WeightData::None => {
+            WeightData::Interleaved(_)
+            | WeightData::Compressed(_)
+            | WeightData::Gpu(_)
+            | WeightData::None => {
                 // A plan never mixes devices: only a mistake in an operation leads here.
                 unreachable!("the CPU's operations are given the process's own memory")
             }
+        }
+    }
+
+    /// The 16 rows from `row` on as they lie beside each other; `None` where they don't.
+    #[must_use]
+    pub fn side_by_side(&self, row: usize) -> Option<&'a [u8]> {
+        let WeightData::Interleaved(rows) = self.data else {
+            return None;
+        };
+        let first = rows.first_row + row;
+        if row + ROWS > self.rows || !first.is_multiple_of(ROWS) {
+            return None;
+        }
+        let stride = self.format.bytes(self.width);
+        rows.bytes.get(first * stride..(first + ROWS) * stride)
+    }
+
+    /// Some elements of a row as they are stored, copied to `buffer` if they don't lie together.
+    ///
+    /// # Panics
+    /// When they are not in this process, compressed, no whole blocks, or more than [`PIECE`].
+    #[must_use]
+    pub fn stored<'b>(
+        &self,
+        row: usize,
+        elements: Range<usize>,
+        buffer: &'b mut PieceBuffer,
+    ) -> &'b [u8]
+    where
+        'a: 'b,
+    {
+        let stride = self.format.bytes(self.width);
+        let part = self.format.bytes(elements.start)..self.format.bytes(elements.end);
+        match self.data {
+            WeightData::Interleaved(rows) => {
+                let out = &mut bytemuck::cast_slice_mut(buffer)[..part.len()];
+                let row = rows.first_row + row;
+                interleaved::copy_row(self.format, self.width, rows.bytes, row, elements, out);
+                out
+            }
+            _ => &self.bytes()[row * stride..][part],
+        }
+    }
+
+    /// Dequantizes some elements of a row, on the CPU.
+    ///
+    /// # Panics
+    /// When they are not in this process, compressed, or no whole blocks.
+    pub fn dequantize_row(&self, row: usize, from: usize, out: &mut [f32]) {
+        let mut buffer = [0; PIECE];
+        for (out, from) in out.chunks_mut(PIECE).zip((from..).step_by(PIECE)) {
+            let stored = self.stored(row, from..from + out.len(), &mut buffer);
+            self.format.dequantize(stored, out);
         }
     }
 
@@ -148,7 +229,10 @@ impl<'a> Weight<'a> {
     pub fn on_gpu(&self) -> GpuWeight<'a> {
         match self.data {
             WeightData::Gpu(gpu) => gpu,
-            WeightData::Host(_) | WeightData::Compressed(_) | WeightData::None => {
+            WeightData::Host(_)
+            | WeightData::Interleaved(_)
+            | WeightData::Compressed(_)
+            | WeightData::None => {
                 unreachable!("operations of a GPU are given its own memory")
             }
         }
@@ -176,6 +260,11 @@ impl<'a> Weight<'a> {
                 let out = &mut out[first * self.width..][..open.local.len() * self.width];
                 open.matrix.decompress_rows_f32(open.local, out)
             }),
+            WeightData::Interleaved(_) => {
+                for (row, out) in out.chunks_exact_mut(self.width).enumerate() {
+                    self.dequantize_row(row, 0, out);
+                }
+            }
             _ => self.format.dequantize(self.bytes(), out),
         }
     }
@@ -227,47 +316,6 @@ impl<'a> Weight<'a> {
             unreachable!("only compressed weights are in chunks");
         };
         compressed.chunks(self.rows)
-    }
-
-    /// Whether [`Weight::dot`] supports this format and width.
-    #[must_use]
-    pub fn has_dot_kernel(&self) -> bool {
-        self.format.dot_kernel(self.width).is_some()
-    }
-
-    /// Dot products of one row of input with each of its rows, on the CPU. Compressed weights give the same bits as the
-    /// weights that they decompress to.
-    ///
-    /// # Panics
-    /// When it has none, lengths differ, or compressed bytes were not checked when they were read.
-    pub fn dot(&self, x: &[f32], out: &mut [f32]) {
-        let dots = self
-            .format
-            .dot_kernel(self.width)
-            .expect("rows of whole vectors");
-        let WeightData::Compressed(compressed) = self.data else {
-            return dots(self.bytes(), x, out);
-        };
-        if compressed.has_columns() {
-            return compressed.each(self.rows, |first, open| {
-                columns::dot(&open, x, &mut out[first..first + open.local.len()])
-            });
-        }
-        compressed.each(self.rows, |first, open| {
-            // Pieces of a row come in order, and whole vectors at a time, so the sums are those of the uncompressed
-            // kernel.
-            let mut sums = [0.0; LANES];
-            let start = open.local.start;
-            open.matrix
-                .decompress_pieces_f32(open.local, |row, column, values| {
-                    let end = column + values.len();
-                    add_dot_products(values, &x[column..end], &mut sums);
-                    if end == self.width {
-                        out[first + row - start] = sums.iter().sum();
-                        sums.fill(0.0);
-                    }
-                })
-        });
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::{
     cell::RefCell,
+    convert::Infallible,
     ops::Range,
     sync::atomic::{AtomicBool, Ordering},
 };
@@ -10,6 +11,7 @@ use std::{
 use rayon::prelude::*;
 use sluice_checkpoint::CheckpointError;
 use sluice_codec::{DecompressError, Scheme};
+use sluice_formats::interleaved;
 use sluice_machine::Workers;
 use sluice_weights::{OpenRows, TensorPlan};
 
@@ -37,7 +39,8 @@ pub(super) fn convert(
     let (from, to) = (tensor.source, tensor.storage.format());
     let width = tensor.width;
     let (stride, source_stride) = (to.bytes(width), from.bytes(width));
-    in_pieces(workers, out, width, stride, cancel, |rows, out| {
+    let rows = piece_rows(width);
+    in_pieces(workers, out, rows, stride, cancel, |rows, out| {
         SCRATCH.with_borrow_mut(|(source, numbers)| {
             let start = ((tensor.first_row + rows.start) * source_stride) as u64;
             source.resize(rows.len() * source_stride, 0);
@@ -49,6 +52,33 @@ pub(super) fn convert(
             Ok(())
         })
     })
+}
+
+/// Makes rows of a plan's tensor lie beside each other; false when cancelled.
+pub(super) fn interleave(
+    workers: &Workers,
+    tensor: &TensorPlan,
+    bytes: &mut [u8],
+    cancel: &AtomicBool,
+) -> bool {
+    let (format, width) = (tensor.storage.format(), tensor.width);
+    // Those that lie beside each other are in one piece.
+    let rows = piece_rows(width).next_multiple_of(interleaved::ROWS);
+    let done = in_pieces(
+        workers,
+        bytes,
+        rows,
+        format.bytes(width),
+        cancel,
+        |_, piece| {
+            SCRATCH.with_borrow_mut(|(scratch, _)| {
+                interleaved::interleave(format, width, piece, scratch);
+            });
+            Ok::<(), Infallible>(())
+        },
+    );
+    let Ok(done) = done;
+    done
 }
 
 /// Decompresses rows of a chunk, which belong to a plan's tensor, and stores them in the plan's format.
@@ -70,7 +100,8 @@ pub(super) fn decompress(
         });
         return result;
     }
-    in_pieces(workers, out, width, to.bytes(width), &never, |rows, out| {
+    let rows = piece_rows(width);
+    in_pieces(workers, out, rows, to.bytes(width), &never, |rows, out| {
         let local = open.local.start + rows.start..open.local.start + rows.end;
         decompress_rows(tensor, open, local, out)
     })
@@ -96,16 +127,20 @@ fn decompress_rows(
     })
 }
 
-/// Makes rows of `stride` bytes, one piece a thread at a time, and gives way to passes. False when cancelled.
+/// Rows of this width that a thread converts at once.
+fn piece_rows(width: usize) -> usize {
+    (PIECE_ELEMENTS / width).max(1)
+}
+
+/// Makes rows of `stride` bytes, a piece of `rows` a thread at a time, and gives way to passes. False when cancelled.
 fn in_pieces<E: Send>(
     workers: &Workers,
     out: &mut [u8],
-    width: usize,
+    rows: usize,
     stride: usize,
     cancel: &AtomicBool,
     make: impl Fn(Range<usize>, &mut [u8]) -> Result<(), E> + Sync,
 ) -> Result<bool, E> {
-    let rows = (PIECE_ELEMENTS / width).max(1);
     let threads = workers.threads().max(1);
     // A batch is what all threads do between two rests, so the pass beside waits for at most one.
     let batch_rows = rows * BATCH_PIECES * threads;

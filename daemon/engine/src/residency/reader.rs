@@ -22,8 +22,9 @@ use sluice_ops::{
 };
 use sluice_plan::Plan;
 use sluice_weights::{
-    CompressedRange, CompressedRows, CompressedTensor, GpuCompressedRows, GpuWeight, OpenRows,
-    SourceTensor, Storage, TensorPlan, Tier, WeightData, WeightGroupPlan,
+    CompressedRange, CompressedRows, CompressedTensor, GpuCompressedRows, GpuWeight,
+    InterleavedRows, OpenRows, SourceTensor, Storage, TensorPlan, Tier, WeightData,
+    WeightGroupPlan,
     layout::{self, GroupLayout, TensorPlacement},
 };
 
@@ -84,6 +85,8 @@ pub(crate) struct LoadedGroup {
     pub(crate) starts: Vec<usize>,
     /// How each tensor is compressed; `None` where it is not.
     pub(crate) compressed: Vec<Option<Arc<CompressedTensor>>>,
+    /// Whether rows lie beside each other, of tensors that [are interleaved](TensorPlan::is_interleaved).
+    pub(crate) is_interleaved: bool,
 }
 
 impl LoadedGroup {
@@ -111,6 +114,12 @@ impl LoadedGroup {
                         base: coding.start,
                         first_row: tensor.first_row,
                     }),
+                    None if self.is_interleaved && tensor.is_interleaved() => {
+                        WeightData::Interleaved(InterleavedRows {
+                            bytes,
+                            first_row: 0,
+                        })
+                    }
                     None => WeightData::Host(bytes),
                 }
             }
@@ -315,7 +324,8 @@ impl WeightReader {
                 }
                 _ => self.convert(tensor, workers, out, cancel)?,
             };
-            if !done {
+            let interleaves = device.interleaves_weights() && tensor.is_interleaved();
+            if !done || interleaves && !convert::interleave(workers, tensor, out, cancel) {
                 return Ok(None);
             }
         }
@@ -330,6 +340,7 @@ impl WeightReader {
             memory,
             starts,
             compressed: self.compressed(group),
+            is_interleaved: device.interleaves_weights(),
         }))
     }
 

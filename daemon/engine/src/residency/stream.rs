@@ -461,6 +461,8 @@ impl StreamShared {
                         memory,
                         starts: brought.starts,
                         compressed: coded,
+                        // They pass by once, and are packed where they are multiplied.
+                        is_interleaved: false,
                     };
                     state.ready.push(ReadyGroup {
                         place: next,

@@ -1,6 +1,6 @@
 //! The K formats: blocks of 256 weights, in groups with scales of a few bits, some with minima.
 
-use super::{LANES, add, decoder, dots, half, quants, widest};
+use super::{decoder, half, quants, widest};
 
 /// Weights in a block.
 pub(crate) const K_WEIGHTS: usize = 256;
@@ -20,27 +20,27 @@ type Out = [f32; K_WEIGHTS];
 
 decoder! {
     /// Dequantizes `q6_k`: six bits around 32, times one of 16 scales, times the block's.
-    decode_q6_k, dot_q6_k = q6_k, K_WEIGHTS, Q6_K_BYTES
+    decode_q6_k = q6_k, K_WEIGHTS, Q6_K_BYTES
 }
 
 decoder! {
     /// Dequantizes `q5_k`: five bits times one of 8 scales, minus one of 8 minima.
-    decode_q5_k, dot_q5_k = q5_k, K_WEIGHTS, Q5_K_BYTES
+    decode_q5_k = q5_k, K_WEIGHTS, Q5_K_BYTES
 }
 
 decoder! {
     /// Dequantizes `q4_k`: four bits times one of 8 scales, minus one of 8 minima.
-    decode_q4_k, dot_q4_k = q4_k, K_WEIGHTS, Q4_K_BYTES
+    decode_q4_k = q4_k, K_WEIGHTS, Q4_K_BYTES
 }
 
 decoder! {
     /// Dequantizes `q3_k`: three bits around 4, times one of 16 scales around 32, times the block's.
-    decode_q3_k, dot_q3_k = q3_k, K_WEIGHTS, Q3_K_BYTES
+    decode_q3_k = q3_k, K_WEIGHTS, Q3_K_BYTES
 }
 
 decoder! {
     /// Dequantizes `q2_k`: two bits times one of 16 scales, minus one of 16 minima.
-    decode_q2_k, dot_q2_k = q2_k, K_WEIGHTS, Q2_K_BYTES
+    decode_q2_k = q2_k, K_WEIGHTS, Q2_K_BYTES
 }
 
 quants! { quants_q6_k = q6_k_quants, K_WEIGHTS, Q6_K_BYTES, 16 }

@@ -1,6 +1,6 @@
 //! Blocks of 32 weights with a scale, some with a minimum.
 
-use super::{LANES, add, decoder, dots, half, quants, widest};
+use super::{decoder, half, quants, widest};
 
 /// Weights in a block.
 pub(crate) const SMALL_WEIGHTS: usize = 32;
@@ -20,27 +20,27 @@ type Quants = [u8; SMALL_WEIGHTS];
 
 decoder! {
     /// Dequantizes `q8_0`: a signed byte times the block's scale.
-    decode_q8_0, dot_q8_0 = q8_0, SMALL_WEIGHTS, Q8_0_BYTES
+    decode_q8_0 = q8_0, SMALL_WEIGHTS, Q8_0_BYTES
 }
 
 decoder! {
     /// Dequantizes `q5_1`: five bits times the block's scale, plus its minimum.
-    decode_q5_1, dot_q5_1 = q5_1, SMALL_WEIGHTS, Q5_1_BYTES
+    decode_q5_1 = q5_1, SMALL_WEIGHTS, Q5_1_BYTES
 }
 
 decoder! {
     /// Dequantizes `q5_0`: five bits around 16, times the block's scale.
-    decode_q5_0, dot_q5_0 = q5_0, SMALL_WEIGHTS, Q5_0_BYTES
+    decode_q5_0 = q5_0, SMALL_WEIGHTS, Q5_0_BYTES
 }
 
 decoder! {
     /// Dequantizes `q4_1`: four bits times the block's scale, plus its minimum.
-    decode_q4_1, dot_q4_1 = q4_1, SMALL_WEIGHTS, Q4_1_BYTES
+    decode_q4_1 = q4_1, SMALL_WEIGHTS, Q4_1_BYTES
 }
 
 decoder! {
     /// Dequantizes `q4_0`: four bits around 8, times the block's scale.
-    decode_q4_0, dot_q4_0 = q4_0, SMALL_WEIGHTS, Q4_0_BYTES
+    decode_q4_0 = q4_0, SMALL_WEIGHTS, Q4_0_BYTES
 }
 
 quants! { quants_q8_0 = q8_0_quants, SMALL_WEIGHTS, Q8_0_BYTES, 1 }

@@ -6,13 +6,15 @@ mod transposed;
 
 use std::{
     ops::Range,
-    slice,
     time::{Duration, Instant},
 };
 
 use rayon::prelude::*;
 use sluice_codec::container::CHUNK_ROWS;
-use sluice_formats::Format;
+use sluice_formats::{
+    Format,
+    interleaved::{self, ROWS},
+};
 use sluice_weights::{Weight, WeightData};
 
 use super::{
@@ -34,9 +36,6 @@ const DEQUANTIZED_LEN: usize = SCRATCH_LEN - PACKED_LEN - 2 * PANEL_LEN - LINE;
 
 /// Elements in a cache line.
 const LINE: usize = 16;
-
-/// Dot products of a single row that are computed before they are added to the output.
-const DOTS: usize = 256;
 
 /// Tiles for each thread: few enough that a tile's fixed costs matter little, enough that no thread waits long for
 /// another.
@@ -112,14 +111,9 @@ impl CpuBackend {
         (0..grid.len()).into_par_iter().for_each(|number| {
             let (rows, columns) = grid.tile(number);
             let part = weight.rows(columns.start, columns.end);
-            // Dot products dequantize the weights anew for every row of input: two rows took 1.4 to 2.1 times as long
-            // as dequantizing once (a core of an EPYC, 576 outputs of 1536, `q8_0` to `q4_k`).
             // SAFETY: the grid's tiles are disjoint.
             let own = unsafe { out.tile(rows.clone(), columns) };
             let products = QuantizedGemm::of(instructions, &part);
-            if x.len() == 1 && part.has_dot_kernel() && products.is_none() {
-                return dot_tile(x, &part, own, &self.clock);
-            }
             self.scratch.with(|scratch| {
                 if let Some(products) = products {
                     let x = &x.values()[rows.start * weight.width..rows.end * weight.width];
@@ -418,30 +412,50 @@ impl<'a> Tile<'a> {
         // back.
         for from in span.clone().step_by(DEPTH) {
             let depth = DEPTH.min(span.end - from);
-            let (format, bytes) = (weight.format, weight.bytes());
-            let row_bytes = format.bytes(weight.width);
-            let part = format.bytes(from)..format.bytes(from + depth);
-            let widened = self.dequantized.chunks_exact_mut(depth);
-            for (row, out) in bytes.chunks_exact(row_bytes).zip(widened) {
-                format.dequantize(&row[part.clone()], out);
+            for (lane, rows) in rows_of_panel(weight) {
+                match weight.side_by_side(lane) {
+                    Some(bytes) => self.widen(weight.format, bytes, lane, from..from + depth),
+                    None => self.dequantize(&weight.rows(lane, lane + rows), lane, from, depth),
+                }
             }
-            // The piece that is dequantized next is prefetched: it is a short stretch of each of many rows, a pattern
-            // that the hardware does not foresee.
-            // Measured with AVX2 and few rows, where dequantizing and packing are a quarter of a pass: 5 to 8 % off.
-            let (ahead, next) = match from + depth < span.end {
-                true => (0, from + depth),
-                false => (weight.rows, span.start),
-            };
-            let piece = format.bytes(DEPTH.min(span.end - next));
-            for row in 0..weight.rows {
-                let place = (row + ahead) * row_bytes + format.bytes(next);
-                prefetch(bytes.as_ptr().wrapping_add(place), piece);
+            if let WeightData::Host(bytes) = weight.data {
+                // The piece that is dequantized next is prefetched: it is a short stretch of each of many rows, a
+                // pattern that the hardware does not foresee.
+                // Measured with AVX2 and few rows, where dequantizing and packing are a quarter of a pass: 5 to 8 %
+                // off.
+                let (ahead, next) = match from + depth < span.end {
+                    true => (0, from + depth),
+                    false => (weight.rows, span.start),
+                };
+                let (format, row_bytes) = (weight.format, weight.format.bytes(weight.width));
+                let piece = format.bytes(DEPTH.min(span.end - next));
+                for row in 0..weight.rows {
+                    let place = (row + ahead) * row_bytes + format.bytes(next);
+                    prefetch(bytes.as_ptr().wrapping_add(place), piece);
+                }
             }
-            let weights = MatrixRows::new(self.dequantized, depth, weight.rows, depth);
-            let panel = &mut self.panel[..self.kernel.columns * depth];
-            self.kernel.pack_weights(weights, panel);
             self.multiply_panel(from, depth, column, weight.rows);
         }
+    }
+
+    /// Dequantizes a part of the depth of 16 rows that lie beside each other, to the panel's lanes from `lane` on.
+    fn widen(&mut self, format: Format, bytes: &[u8], lane: usize, part: Range<usize>) {
+        let step = self.kernel.columns / ROWS;
+        let panel = &mut self.panel[..self.kernel.columns * part.len()];
+        let lanes = &mut panel.as_chunks_mut().0[lane / ROWS..];
+        let bytes = &bytes[ROWS * format.bytes(part.start)..ROWS * format.bytes(part.end)];
+        interleaved::dequantize(format, bytes, lanes, step);
+    }
+
+    /// Dequantizes a part of the depth of rows that lie one after another, and packs it into lanes of the panel.
+    fn dequantize(&mut self, weight: &Weight<'_>, lane: usize, from: usize, depth: usize) {
+        let rows = self.dequantized.chunks_exact_mut(depth).take(weight.rows);
+        for (row, out) in rows.enumerate() {
+            weight.dequantize_row(row, from, out);
+        }
+        let weights = MatrixRows::new(self.dequantized, depth, weight.rows, depth);
+        let panel = &mut self.panel[..self.kernel.columns * depth];
+        self.kernel.pack_weights(weights, lane, panel);
     }
 
     /// Multiplies what is packed by the packed panel: a block of the depth from `from` on, and the weights of `count`
@@ -468,29 +482,16 @@ impl<'a> Tile<'a> {
     }
 }
 
-/// The single row of `x` times the tile's rows. Compressed weights are decompressed as they are added up, element by
-/// element, which takes most of the time: all of it counts as decompression.
-fn dot_tile(x: &Activation, tile: &Weight<'_>, out: OutputTile<'_>, clock: &PhaseClock) {
-    let begun = Instant::now();
-    let out = out.part(&(0..1), 0, tile.rows);
-    // SAFETY: these columns are inside the only row, and no other tile's.
-    let out_tile = unsafe { slice::from_raw_parts_mut(out.start, tile.rows) };
-    // `dot` overwrites, so sums to add to are kept apart, in a buffer on the stack.
-    if out.adds {
-        let mut products = [0.0; DOTS];
-        for (from, out) in (0..tile.rows).step_by(DOTS).zip(out_tile.chunks_mut(DOTS)) {
-            let products = &mut products[..out.len()];
-            tile.rows(from, from + out.len()).dot(x.values(), products);
-            for (out, product) in out.iter_mut().zip(products) {
-                *out += *product;
-            }
-        }
-    } else {
-        tile.dot(x.values(), out_tile);
-    }
-    if matches!(tile.data, WeightData::Compressed(_)) {
-        clock.add_decompressed(begun.elapsed());
-    }
+/// The rows of a panel that are read together, each with how many there are: those that lie beside each other apart.
+pub(super) fn rows_of_panel(weight: &Weight<'_>) -> impl Iterator<Item = (usize, usize)> + use<> {
+    let rows = weight.rows;
+    let step = match weight.data {
+        WeightData::Interleaved(_) => ROWS,
+        _ => rows,
+    };
+    (0..rows)
+        .step_by(step)
+        .map(move |row| (row, step.min(rows - row)))
 }
 
 #[cfg(test)]

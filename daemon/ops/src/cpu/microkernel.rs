@@ -200,17 +200,15 @@ impl Microkernel {
         }
     }
 
-    /// Packs a panel of weight rows, or fewer at the end: the other lanes get arbitrary values.
+    /// Packs rows of weights into lanes of a panel, from `lane` on. Lanes between the last row and the next whole vector get
+    /// arbitrary values.
     ///
     /// # Panics
-    /// When `packed` is too small.
-    pub(super) fn pack_weights(&self, weights: MatrixRows<'_>, packed: &mut [f32]) {
+    /// When the panel has not so many lanes, or another depth.
+    pub(super) fn pack_weights(&self, weights: MatrixRows<'_>, lane: usize, panel: &mut [f32]) {
         // Unused columns are computed with whatever their lanes hold, and not stored: a tile writes `out.columns` of
         // them.
-        assert!(weights.count <= self.columns);
-        let packed = &mut packed[..self.columns * weights.depth];
-        // SAFETY: `of` made sure of the instructions; rows and lanes were compared.
-        unsafe { (self.transpose)(weights, packed, self.columns) };
+        self.transpose(weights, &mut panel[lane..], self.columns, lane);
     }
 
     /// Packs a panel of weights that come input by input: of each the weights of all outputs, of which the panel takes
@@ -234,11 +232,18 @@ impl Microkernel {
     }
 
     /// Writes word `k` of row `i` at `k * lanes + i`: only moves bits, so that words of packed bytes may go through it.
+    /// `out` begins at this lane.
     ///
     /// # Panics
-    /// When there are more rows than lanes, or `out` has another length.
-    pub(super) fn transpose(&self, rows: MatrixRows<'_>, out: &mut [f32], lanes: usize) {
-        assert!(rows.count <= lanes && out.len() == lanes * rows.depth);
+    /// When there are more rows than lanes from there on, or `out` has another length.
+    pub(super) fn transpose(
+        &self,
+        rows: MatrixRows<'_>,
+        out: &mut [f32],
+        lanes: usize,
+        lane: usize,
+    ) {
+        assert!(lane + rows.count <= lanes && lane + out.len() == lanes * rows.depth);
         // SAFETY: `of` made sure of the instructions; rows and lanes were compared.
         unsafe { (self.transpose)(rows, out, lanes) };
     }
@@ -353,8 +358,8 @@ mod tests {
                     let mut packed = vec![0.0; kernel.packed_lanes(rows) * depth];
                     kernel.pack_rows(MatrixRows::new(&x, depth, rows, depth), &mut packed);
                     let mut panel = vec![0.0; kernel.columns * depth];
-                    kernel
-                        .pack_weights(MatrixRows::new(&weights, depth, columns, depth), &mut panel);
+                    let loose = MatrixRows::new(&weights, depth, columns, depth);
+                    kernel.pack_weights(loose, 0, &mut panel);
                     for adds in [false, true] {
                         let mut out = vec![1.0; rows * STRIDE];
                         let target = TileOutput {

@@ -8,13 +8,19 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod vnni;
 
-use sluice_formats::{Format, QuantGroups};
+use sluice_formats::{
+    Format, QuantGroups,
+    interleaved::{self, Panel, ROWS as ROWS_BESIDE},
+};
 #[cfg(target_arch = "x86_64")]
 use sluice_machine::InstructionSet;
 use sluice_machine::Instructions;
-use sluice_weights::{Weight, WeightData};
+use sluice_weights::{PIECE, Weight, WeightData};
 
-use super::microkernel::{self, COLUMNS_MAX, MatrixRows, Microkernel, TileOutput};
+use super::{
+    linear::rows_of_panel,
+    microkernel::{self, COLUMNS_MAX, MatrixRows, Microkernel, TileOutput},
+};
 
 /// How much of the depth is multiplied at a time: 20 KiB of a panel of 32 weight rows.
 const DEPTH: usize = 512;
@@ -48,7 +54,6 @@ struct ByteKernel {
     round: Round,
     /// Tiles of one row up to [`ROWS`].
     tiles: fn(QuantGroups) -> &'static [Tile; ROWS],
-    dot: fn(QuantGroups) -> Dot,
 }
 
 /// Rounds a row to bytes, and writes of each group its scale, and its sum times the scale, to the row's lane of
@@ -71,19 +76,6 @@ type Round = unsafe fn(
 /// # Safety
 /// The CPU has the kernel's instructions, and the output's columns of the tile's rows are nobody else's.
 type Tile = unsafe fn(x: &[f32], numbers: &[f32], panel: &[f32], scales: &[f32], out: TileOutput);
-
-/// The dot product of two rows of whole blocks of the depth.
-///
-/// # Safety
-/// The CPU has the kernel's instructions.
-type Dot = unsafe fn(weights: &QuantizedRow<'_, u8>, x: &QuantizedRow<'_, i8>) -> f32;
-
-/// A row's bytes, and two values of each group: of weights scale and minimum, of `x` scale and sum times scale.
-struct QuantizedRow<'a, B> {
-    bytes: &'a [B],
-    scales: &'a [f32],
-    others: &'a [f32],
-}
 
 impl ByteKernel {
     /// The best one of these instructions, if they have one.
@@ -141,7 +133,11 @@ impl QuantizedGemm {
     /// That of the weight's format, if these instructions have one.
     pub(super) fn of(instructions: Instructions, weight: &Weight<'_>) -> Option<Self> {
         let (kernel, groups) = kernel_for(instructions, weight.format)?;
-        matches!(weight.data, WeightData::Host(_)).then_some(Self { kernel, groups })
+        let is_plain = matches!(
+            weight.data,
+            WeightData::Host(_) | WeightData::Interleaved(_)
+        );
+        is_plain.then_some(Self { kernel, groups })
     }
 
     /// Multiplies rows of `x`, which are contiguous, by these weights.
@@ -156,10 +152,6 @@ impl QuantizedGemm {
         scratch: &mut [f32],
     ) {
         let width = weight.width;
-        if x.len() == width {
-            // SAFETY: as the caller says.
-            return unsafe { self.dot(x, weight, out, scratch) };
-        }
         let (lanes, tile_columns) = (self.kernel.lanes, self.kernel.columns);
         // As in `linear`: vectors that straddle cache lines take twice as long to load.
         let line = scratch.as_ptr().align_offset(LINE * size_of::<f32>());
@@ -236,68 +228,6 @@ impl QuantizedGemm {
         }
     }
 
-    /// Multiplies a single row by these weights, each by itself: packing would take longer than multiplying.
-    ///
-    /// # Safety
-    /// The output's columns are nobody else's.
-    unsafe fn dot(&self, x: &[f32], weight: &Weight<'_>, out: TileOutput, scratch: &mut [f32]) {
-        // Whole blocks of the depth: what is beyond the row is zero, and so are its scales.
-        let padded = x.len().next_multiple_of(DEPTH);
-        let groups = padded / self.groups.len;
-        let line = scratch.as_ptr().align_offset(LINE * size_of::<f32>());
-        let (bytes, rest) = scratch[line..].split_at_mut(padded / BYTES);
-        let (numbers, rest) = rest.split_at_mut(2 * groups);
-        let both = &mut rest[..2 * groups];
-        // Scratch holds what the last operation left; `round` writes no padding.
-        bytes.fill(0.0);
-        both.fill(0.0);
-        let bytes = bytemuck::cast_slice_mut(bytes);
-        // SAFETY: `of` made sure of the instructions.
-        unsafe { (self.kernel.round)(x, bytes, both, 0, 1, self.groups.len) };
-        let (scales, sums) = numbers.split_at_mut(groups);
-        for (group, both) in both.as_chunks::<2>().0.iter().enumerate() {
-            // With one lane, `round` writes scale and sum of each group in turn; `dot` loads vectors of either.
-            [scales[group], sums[group]] = *both;
-        }
-        let x = QuantizedRow {
-            bytes,
-            scales,
-            others: sums,
-        };
-        let format = weight.format;
-        let dot = (self.kernel.dot)(self.groups);
-        // A whole row is unpacked before it is multiplied: loading 64 bytes that were just stored in smaller pieces
-        // stalls, since the store buffer cannot forward them.
-        let (loose, rest) = rest[2 * groups..].split_at_mut(padded / BYTES);
-        let (scales, rest) = rest.split_at_mut(groups);
-        let minima = &mut rest[..groups];
-        loose.fill(0.0);
-        scales.fill(0.0);
-        minima.fill(0.0);
-        let loose: &mut [u8] = bytemuck::cast_slice_mut(loose);
-        let held = weight.width / self.groups.len;
-        let stride = format.bytes(weight.width);
-        for (column, bytes) in weight.bytes().chunks_exact(stride).enumerate() {
-            let target = &mut loose[..weight.width];
-            format.quants(bytes, target, &mut scales[..held], &mut minima[..held]);
-            let row = QuantizedRow {
-                bytes: &*loose,
-                scales: &*scales,
-                others: &*minima,
-            };
-            // SAFETY: `of` made sure of the instructions.
-            let mut sum = unsafe { dot(&row, &x) };
-            let place = out.start.wrapping_add(column);
-            // SAFETY: as the caller says.
-            unsafe {
-                if out.adds {
-                    sum += *place;
-                }
-                *place = sum;
-            }
-        }
-    }
-
     /// Rounds rows of `x` and packs them.
     fn pack(&self, x: MatrixRows<'_>, rounded: &mut [f32], target: &mut [f32]) {
         let (rows, depth, lanes) = (x.count(), x.depth(), self.kernel.lanes);
@@ -313,7 +243,7 @@ impl QuantizedGemm {
         let rounded = MatrixRows::new(rounded, words, rows, words);
         // Words of four bytes are transposed as if they were `f32`, which only moves bits: the lanes of a vector are
         // then the rows.
-        self.kernel.words.transpose(rounded, bytes, lanes);
+        self.kernel.words.transpose(rounded, bytes, lanes, 0);
     }
 
     /// Unpacks the weights' bytes and packs them with their scales and minima.
@@ -325,28 +255,71 @@ impl QuantizedGemm {
         panel: &mut [f32],
         scales: &mut [f32],
     ) {
+        for (lane, rows) in rows_of_panel(source.weight) {
+            match source.weight.side_by_side(lane) {
+                Some(bytes) => self.unpack(source, bytes, lane, panel, scales),
+                None => {
+                    let source = Source {
+                        weight: &source.weight.rows(lane, lane + rows),
+                        ..*source
+                    };
+                    self.transpose(&source, lane, loose, loose_scales, panel, scales);
+                }
+            }
+        }
+    }
+
+    /// Unpacks 16 rows that lie beside each other, to the panel's lanes from `lane` on.
+    fn unpack(
+        &self,
+        source: &Source<'_>,
+        bytes: &[u8],
+        lane: usize,
+        panel: &mut [f32],
+        scales: &mut [f32],
+    ) {
+        let format = source.weight.format;
+        let part = format.bytes(source.from)..format.bytes(source.from + source.depth);
+        let (scales, minima) = scales.split_at_mut(scales.len() / 2);
+        let first = lane / ROWS_BESIDE;
+        let target = Panel {
+            words: &mut bytemuck::cast_slice_mut(panel)[first..],
+            scales: &mut scales.as_chunks_mut().0[first..],
+            minima: &mut minima.as_chunks_mut().0[first..],
+            step: self.kernel.columns / ROWS_BESIDE,
+        };
+        let bytes = &bytes[ROWS_BESIDE * part.start..ROWS_BESIDE * part.end];
+        interleaved::quants(format, bytes, target);
+    }
+
+    /// Unpacks rows that lie one after another, and transposes them into lanes of the panel.
+    fn transpose(
+        &self,
+        source: &Source<'_>,
+        lane: usize,
+        loose: &mut [f32],
+        loose_scales: &mut [f32],
+        panel: &mut [f32],
+        scales: &mut [f32],
+    ) {
         let (weight, depth) = (source.weight, source.depth);
         let (format, groups, words) = (weight.format, depth / self.groups.len, depth / BYTES);
-        let stride = format.bytes(weight.width);
-        let part = format.bytes(source.from)..format.bytes(source.from + depth);
+        let mut buffer = [0; PIECE];
         for row in 0..weight.rows {
-            let bytes = &weight.bytes()[row * stride..][part.clone()];
+            let bytes = weight.stored(row, source.from..source.from + depth, &mut buffer);
             let out = bytemuck::cast_slice_mut(&mut loose[row * words..][..words]);
             let both = &mut loose_scales[row * 2 * groups..][..2 * groups];
             let (scales, minima) = both.split_at_mut(groups);
             // Formats store 4 to 6 bits in orders of their own; as plain bytes all of them go through one kernel.
             format.quants(bytes, out, scales, minima);
         }
+        let (kernel, columns) = (self.kernel.words, self.kernel.columns);
         let bytes = MatrixRows::new(loose, words, weight.rows, words);
-        self.kernel
-            .words
-            .transpose(bytes, panel, self.kernel.columns);
+        kernel.transpose(bytes, &mut panel[lane..], columns, lane);
         // Scales and minima of a row lie next to each other, so one transposition serves both: all scales come first,
         // then the minima.
         let both = MatrixRows::new(loose_scales, 2 * groups, weight.rows, 2 * groups);
-        self.kernel
-            .words
-            .transpose(both, scales, self.kernel.columns);
+        kernel.transpose(both, &mut scales[lane..], columns, lane);
     }
 }
 

@@ -61,7 +61,7 @@ pub(super) fn attend(
         }
         // Queries stand in the place of weights, and keys in that of rows: scores then come out with a query in each
         // lane.
-        kernel.pack_weights(MatrixRows::new(loose, dim, columns, dim), packed);
+        kernel.pack_weights(MatrixRows::new(loose, dim, columns, dim), 0, packed);
     }
     out.fill(0.0);
     largest.fill(f32::MIN);

@@ -1,5 +1,7 @@
 //! Products of every format against plain sums, on several threads and in parts.
 
+mod layout;
+
 use std::sync::{Arc, atomic::AtomicBool};
 
 use proptest::prelude::*;

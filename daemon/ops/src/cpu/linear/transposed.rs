@@ -79,11 +79,8 @@ impl Tile<'_> {
                 match rows.data {
                     WeightData::Compressed(_) => rows.dequantize(values),
                     _ => {
-                        let format = rows.format;
-                        let part = format.bytes(first)..format.bytes(first + width);
-                        let stored = rows.bytes().chunks_exact(format.bytes(rows.width));
-                        for (row, out) in stored.zip(values.chunks_exact_mut(width)) {
-                            format.dequantize(&row[part.clone()], out);
+                        for (row, out) in values.chunks_exact_mut(width).enumerate() {
+                            rows.dequantize_row(row, first, out);
                         }
                     }
                 }

@@ -52,8 +52,8 @@ unsafe fn tile(rows: usize, x: &[f32], panel: &[f32], out: TileOutput) {
 
 unsafe fn transpose(rows: MatrixRows<'_>, out: &mut [f32], lanes: usize) {
     for row in 0..rows.count {
-        for (out, &value) in out.chunks_exact_mut(lanes).zip(rows.row(row)) {
-            out[row] = value;
+        for (k, &value) in rows.row(row).iter().enumerate() {
+            out[k * lanes + row] = value;
         }
     }
 }

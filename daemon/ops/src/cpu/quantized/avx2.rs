@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{
-    BLOCK, ByteKernel, QuantizedRow, ROWS, Tile, TileOutput,
+    BLOCK, ByteKernel, ROWS, Tile, TileOutput,
     microkernel::avx2::{KERNEL as WORDS, elements as numbers_of, vector},
 };
 
@@ -29,10 +29,6 @@ pub(super) static KERNEL: ByteKernel = ByteKernel {
         (_, 4) => const { &tiles::<8, { run(4) }>() },
         _ => const { &tiles::<8, { run(5) }>() },
     },
-    dot: |groups| match groups.len {
-        16 => dot::<16, false>,
-        _ => dot::<32, false>,
-    },
 };
 
 /// The same by AVX-VNNI.
@@ -41,10 +37,6 @@ pub(super) static VNNI_KERNEL: ByteKernel = ByteKernel {
     tiles: |groups| match groups.len {
         16 => const { &tiles::<4, BY_VNNI>() },
         _ => const { &tiles::<8, BY_VNNI>() },
-    },
-    dot: |groups| match groups.len {
-        16 => dot::<16, true>,
-        _ => dot::<32, true>,
     },
     ..KERNEL
 };
@@ -260,52 +252,6 @@ fn sum(whole: __m256i) -> i32 {
     numbers.into_iter().fold(0, i32::wrapping_add)
 }
 
-#[target_feature(enable = "avx2,fma")]
-unsafe fn dot<const GROUP: usize, const VNNI: bool>(
-    weights: &QuantizedRow<'_, u8>,
-    x: &QuantizedRow<'_, i8>,
-) -> f32 {
-    let mut sums = [_mm256_setzero_ps(); 2];
-    // Broadcasts each group's scale to the lanes that its products are summed in.
-    let first = match GROUP {
-        16 => _mm256_set_epi32(1, 1, 1, 1, 0, 0, 0, 0),
-        _ => _mm256_setzero_si256(),
-    };
-    let steps = VECTOR * GROUP / BLOCK;
-    let pieces = weights.bytes.as_chunks::<BLOCK>().0.chunks_exact(steps);
-    let x_pieces = x.bytes.as_chunks::<BLOCK>().0.chunks_exact(steps);
-    let numbers = (weights.scales.as_chunks().0.iter())
-        .zip(weights.others.as_chunks().0)
-        .zip(x.scales.as_chunks().0.iter().zip(x.others.as_chunks().0));
-    for ((pieces, x_pieces), ((scales, minima), (x_scales, x_sums))) in
-        pieces.zip(x_pieces).zip(numbers)
-    {
-        // A sum of its own, so that the minima's additions don't wait for those of the products.
-        sums[1] = _mm256_fmadd_ps(vector(minima), vector(x_sums), sums[1]);
-        let scales = _mm256_mul_ps(vector(scales), vector(x_scales));
-        let mut groups = first;
-        for (weights, x) in pieces.iter().zip(x_pieces) {
-            // SAFETY: vectors of bytes are as many bytes.
-            let (weights, x) = unsafe {
-                (
-                    mem::transmute::<[u8; BLOCK], __m256i>(*weights),
-                    mem::transmute::<[i8; BLOCK], __m256i>(*x),
-                )
-            };
-            let products = match VNNI {
-                true => add_products(_mm256_setzero_si256(), weights, x),
-                // A pair of products is at most 2 · 63 · 127, so none saturates: `bits_max` is 6.
-                false => wide(_mm256_maddubs_epi16(weights, x)),
-            };
-            let products = _mm256_cvtepi32_ps(products);
-            let scales = _mm256_permutevar8x32_ps(scales, groups);
-            sums[0] = _mm256_fmadd_ps(products, scales, sums[0]);
-            groups = _mm256_add_epi32(groups, _mm256_set1_epi32((BLOCK / GROUP) as i32));
-        }
-    }
-    numbers_of(_mm256_add_ps(sums[0], sums[1])).iter().sum()
-}
-
 #[inline]
 #[target_feature(enable = "avx2")]
 fn bytes(words: &[f32; VECTOR]) -> __m256i {
@@ -381,22 +327,6 @@ mod tests {
                 });
                 assert_eq!(found, expected);
             }
-            let [expected, found] = kernels.map(|kernel| {
-                let (weights, x) = (weights(1, 5), x(1, 6));
-                let weights = QuantizedRow {
-                    bytes: &weights,
-                    scales: &random_scales(count, 7),
-                    others: &random_scales(count, 8),
-                };
-                let x = QuantizedRow {
-                    bytes: &x,
-                    scales: &random_scales(count, 9),
-                    others: &random_scales(count, 10),
-                };
-                // SAFETY: the CPU runs both kernels.
-                unsafe { (kernel.dot)(groups)(&weights, &x) }
-            });
-            assert_eq!(found, expected);
         }
     }
 }

@@ -3,8 +3,8 @@
 use std::{arch::x86_64::*, mem};
 
 use super::{
-    BLOCK, ByteKernel, QuantizedRow, Tile, TileOutput,
-    microkernel::avx512::{KERNEL as WORDS, masks, vector},
+    BLOCK, ByteKernel, Tile, TileOutput,
+    microkernel::avx512::{KERNEL as WORDS, masks},
 };
 
 const VECTOR: usize = 16;
@@ -20,10 +20,6 @@ pub(super) static KERNEL: ByteKernel = ByteKernel {
     tiles: |groups| match groups.len {
         16 => &TILES_OF_16,
         _ => &TILES_OF_32,
-    },
-    dot: |groups| match groups.len {
-        16 => dot::<4>,
-        _ => dot::<2>,
     },
 };
 
@@ -161,60 +157,4 @@ unsafe fn round(
             numbers[lanes + row] = scale * sum as f32;
         }
     }
-}
-
-/// The dot product of two rows of whole blocks of the depth; `GROUPS` groups share a vector of 64 bytes.
-///
-/// # Safety
-/// The CPU has the instructions.
-#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-unsafe fn dot<const GROUPS: usize>(
-    weights: &QuantizedRow<'_, u8>,
-    x: &QuantizedRow<'_, i8>,
-) -> f32 {
-    // Two alternating sums hide the latency of the additions; the third is that of the minima.
-    let mut sums = [_mm512_setzero_ps(); 3];
-    // Broadcasts each group's scale to the lanes that its products are summed in.
-    let lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-    let first = match GROUPS {
-        2 => _mm512_srli_epi32::<3>(lanes),
-        _ => _mm512_srli_epi32::<2>(lanes),
-    };
-    let steps = VECTOR / GROUPS;
-    let bytes = weights.bytes.as_chunks::<64>().0.chunks_exact(steps);
-    let x_bytes = x.bytes.as_chunks::<64>().0.chunks_exact(steps);
-    let numbers = (weights.scales.as_chunks().0.iter())
-        .zip(weights.others.as_chunks().0)
-        .zip(x.scales.as_chunks().0.iter().zip(x.others.as_chunks().0));
-    for ((bytes, x_bytes), ((scales, minima), (x_scales, x_sums))) in
-        bytes.zip(x_bytes).zip(numbers)
-    {
-        sums[2] = _mm512_fmadd_ps(vector(minima), vector(x_sums), sums[2]);
-        let scales = _mm512_mul_ps(vector(scales), vector(x_scales));
-        let mut groups = first;
-        // `dpbusd` starts from zero here: each vector of products has scales of its own, so none may be added up in
-        // integers.
-        let pairs = bytes
-            .as_chunks::<2>()
-            .0
-            .iter()
-            .zip(x_bytes.as_chunks::<2>().0);
-        for (bytes, x_bytes) in pairs {
-            for half in 0..2 {
-                // SAFETY: vectors of bytes are as many bytes.
-                let (bytes, x_bytes) = unsafe {
-                    (
-                        mem::transmute::<[u8; 64], __m512i>(bytes[half]),
-                        mem::transmute::<[i8; 64], __m512i>(x_bytes[half]),
-                    )
-                };
-                let products = _mm512_dpbusd_epi32(_mm512_setzero_si512(), bytes, x_bytes);
-                let scales = _mm512_permutexvar_ps(groups, scales);
-                sums[half] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(products), scales, sums[half]);
-                groups = _mm512_add_epi32(groups, _mm512_set1_epi32(GROUPS as i32));
-            }
-        }
-    }
-    let [even, odd, minima] = sums;
-    _mm512_reduce_add_ps(_mm512_add_ps(_mm512_add_ps(even, odd), minima))
 }
