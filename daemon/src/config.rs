@@ -31,9 +31,10 @@ pub use self::{
     models::{ModelTable, ModelTables, ModelsFile},
     table::Config,
     values::{
-        ComputeDtype, Device, DiskReadLimit, Folders, HttpListen, IdleUnload, Listen,
-        LoadedModelsMax, LogFilter, LogFormat, MaxSlowdown, OptionalPath, PinnedMemoryLimit,
-        SocketFolder, SocketPath, Threads, WebOrigins, WeightCacheLimit, Within, is_loopback,
+        ComputeDtype, Device, DiskReadLimit, Folders, HttpListen, IdleUnload, InstructionsChoice,
+        Listen, LoadedModelsMax, LogFilter, LogFormat, MaxSlowdown, OptionalPath,
+        PinnedMemoryLimit, SocketFolder, SocketPath, Threads, WebOrigins, WeightCacheLimit, Within,
+        is_loopback,
     },
 };
 use self::{layers::Layers, table::ROWS};

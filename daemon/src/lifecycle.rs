@@ -171,6 +171,7 @@ async fn serve(
     let options = |device| EngineOptions {
         device,
         compute_dtype: config.compute_dtype.value.dtype(),
+        instructions: config.instructions.value.instructions(),
         threads: config.threads.value.get(),
         queue_max: config.queue.value.get(),
         parallel: config.parallel.value.get(),
@@ -285,6 +286,7 @@ fn banner(config: &Config) {
         pid = std::process::id(),
         model = model.map_or_else(|| "embedded".to_owned(), |path| path.display().to_string()),
         device = %config.device.value,
+        instructions = config.instructions.value.instructions().name(),
         threads = config.threads.value.get(),
         queue = config.queue.value.get(),
         parallel = config.parallel.value.get(),

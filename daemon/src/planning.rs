@@ -20,7 +20,7 @@ use sluice_shared::{
 use tonic_types::StatusExt;
 
 use crate::{
-    config::{ComputeDtype, Device, LoadedModelsMax, Threads},
+    config::{ComputeDtype, Device, InstructionsChoice, LoadedModelsMax, Threads},
     failure::Failure,
     model_name::ModelName,
     offline::print,
@@ -63,6 +63,10 @@ pub struct Planning {
     /// Dtype that a GPU computes in: auto, f32, f16 or bf16
     #[arg(long, value_name = "DTYPE", default_value_t = ComputeDtype::Auto)]
     compute_dtype: ComputeDtype,
+
+    /// Vector instructions that the CPU computes with: as the daemon's setting
+    #[arg(long, value_name = "NAME", default_value_t = InstructionsChoice::Auto)]
+    instructions: InstructionsChoice,
 
     /// Threads for computation [default: one per core]
     #[arg(long, value_name = "N")]
@@ -156,7 +160,8 @@ impl Planning {
         let threads = self.threads.map_or(0, Threads::get);
         let opened =
             device::Device::open(self.device.choice(), self.compute_dtype.dtype(), threads)?;
-        let device = opened.device;
+        let instructions = self.instructions.instructions();
+        let device = opened.device.with_instructions(instructions);
         let memory = device.memory();
         let machine = machine(&device)?;
         let settings = PlanSettings::from(self.options);

@@ -41,6 +41,7 @@ use std::{
 
 use sluice_checkpoint::{Source, calibration::ModelIdentity};
 use sluice_formats::DType;
+use sluice_machine::Instructions;
 use sluice_ops::{
     self as ops, Ops, OpsError,
     device::{self, Device, GpuUnavailable, OpenedDevice},
@@ -90,6 +91,8 @@ pub struct EngineOptions {
     pub device: device::DeviceChoice,
     /// The dtype of activations on a GPU; `None`: what suits it best.
     pub compute_dtype: Option<DType>,
+    /// The vector instructions that the CPU computes with.
+    pub instructions: Instructions,
     /// Threads that compute, or convert for a GPU; 0: one a core.
     pub threads: usize,
     /// Requests that may wait, beside those that run; some places are kept for users who have few.
@@ -124,6 +127,7 @@ impl Default for EngineOptions {
         Self {
             device: device::DeviceChoice::Cpu,
             compute_dtype: None,
+            instructions: Instructions::best(),
             threads: 0,
             queue_max: 16,
             parallel: PARALLEL_DEFAULT,
@@ -157,6 +161,7 @@ impl Engine {
             device,
             gpu_unavailable,
         } = Device::open(options.device, options.compute_dtype, options.threads)?;
+        let device = device.with_instructions(options.instructions);
         let group = EngineGroup::new(options, device)?;
         Self::start_in(Arc::new(group), gpu_unavailable)
     }

@@ -15,10 +15,10 @@ use sluice_shared::{
 };
 
 use super::{
-    ComputeDtype, ConfigError, Device, DiskReadLimit, Folders, HttpListen, IdleUnload, Listen,
-    LoadedModelsMax, LogFilter, LogFormat, MaxSlowdown, ModelsFile, OptionalPath,
-    PinnedMemoryLimit, Setting, SettingSource, SocketPath, Threads, WebOrigins, WeightCacheLimit,
-    Within,
+    ComputeDtype, ConfigError, Device, DiskReadLimit, Folders, HttpListen, IdleUnload,
+    InstructionsChoice, Listen, LoadedModelsMax, LogFilter, LogFormat, MaxSlowdown, ModelsFile,
+    OptionalPath, PinnedMemoryLimit, Setting, SettingSource, SocketPath, Threads, WebOrigins,
+    WeightCacheLimit, Within,
     layers::{
         self,
         BuiltIn::{self, BySize, Computed, Is},
@@ -258,6 +258,16 @@ settings! {
     /// Dtype that a GPU computes in: f32, f16, bf16, or auto (bf16 where the GPU has it, else f16); sums are f32
     compute_dtype: ComputeDtype {
         value: "DTYPE",
+        form: Text,
+        built_in: Is("auto"),
+    }
+
+    /// Vector instructions that the CPU computes with: portable, avx2, avx-vnni, avx512, avx512-vnni, avx512-bf16, amx, or auto
+    /// for the best that work
+    ///
+    /// With a name that doesn't work here the daemon doesn't start, and says which do.
+    instructions: InstructionsChoice {
+        value: "NAME",
         form: Text,
         built_in: Is("auto"),
     }

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use clap::Parser;
 use sluice_engine::{PARALLEL_DEFAULT, PlanSettings};
+use sluice_machine::{InstructionSet, Instructions};
 use sluice_shared::{address, level::Level, preset::Preset};
 use tempfile::TempDir;
 
@@ -331,6 +332,31 @@ fn levels_and_budgets_come_from_every_layer() {
     assert_eq!(
         config.budget.source,
         SettingSource::Variable("SLUICE_BUDGET")
+    );
+}
+
+#[test]
+fn instructions_are_those_that_work_here() {
+    let chosen = |name: &str| {
+        let fixture = Fixture::new().variable("SLUICE_INSTRUCTIONS", name);
+        let config = fixture.resolve(&[])?;
+        Ok::<_, String>(config.instructions.value.instructions())
+    };
+    assert_eq!(chosen("auto"), Ok(Instructions::best()));
+    for set in InstructionSet::ALL {
+        match (chosen(set.name()), Instructions::of(set)) {
+            (Ok(found), Some(works)) => assert_eq!(found, works),
+            (Err(error), None) => {
+                let words = format!("{set} doesn't work on this CPU, which has portable");
+                assert!(error.contains(&words), "{error}");
+            }
+            (found, _) => panic!("{found:?} for {set}"),
+        }
+    }
+    let error = chosen("sse9").unwrap_err();
+    assert!(
+        error.contains("'sse9' is none of auto, portable, avx2"),
+        "{error}"
     );
 }
 

@@ -4,6 +4,7 @@ use std::{ffi::OsStr, fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::D
 
 use serde::{Deserialize, Deserializer, de::Error as _};
 use sluice_formats::DType;
+use sluice_machine::{InstructionSet, Instructions};
 use sluice_ops::device;
 use sluice_shared::{level::parse_max_slowdown, origin::Origin, units};
 use tracing_subscriber::EnvFilter;
@@ -290,6 +291,59 @@ impl FromStr for ComputeDtype {
 impl fmt::Display for ComputeDtype {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.dtype().map_or("auto", DType::name))
+    }
+}
+
+/// The vector instructions that the CPU computes with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InstructionsChoice {
+    /// The best that work here.
+    Auto,
+    /// These, although better ones may work.
+    Named(Instructions),
+}
+
+impl InstructionsChoice {
+    /// The instructions.
+    #[must_use]
+    pub fn instructions(self) -> Instructions {
+        match self {
+            Self::Auto => Instructions::best(),
+            Self::Named(instructions) => instructions,
+        }
+    }
+}
+
+impl FromStr for InstructionsChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "auto" {
+            return Ok(Self::Auto);
+        }
+        let named = InstructionSet::ALL
+            .into_iter()
+            .find(|set| set.name() == text);
+        let set = named.ok_or_else(|| {
+            let all = InstructionSet::ALL.map(InstructionSet::name);
+            format!("'{text}' is none of auto, {}", all.join(", "))
+        })?;
+        Instructions::of(set).map(Self::Named).ok_or_else(|| {
+            let all: Vec<_> = Instructions::all().iter().map(|all| all.name()).collect();
+            format!(
+                "{text} doesn't work on this CPU, which has {}",
+                all.join(", ")
+            )
+        })
+    }
+}
+
+impl fmt::Display for InstructionsChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Named(instructions) => instructions.name(),
+        })
     }
 }
 

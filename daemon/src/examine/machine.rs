@@ -4,7 +4,10 @@ use std::fs;
 
 use nix::unistd::{Uid, User};
 use rustix::process::{Resource, geteuid, getrlimit};
-use sluice_machine::{MemoryStats, SwapStats, default_budget, default_pinned_memory_limit};
+use sluice_machine::{
+    InstructionSet, Instructions, MemoryStats, SwapStats, default_budget,
+    default_pinned_memory_limit,
+};
 use sluice_proto::v1::Finding;
 use sluice_report::findings::{ok, problem, warning};
 use sluice_shared::units;
@@ -18,7 +21,7 @@ pub(super) fn findings(config: &Config) -> Vec<Finding> {
     let memory = MemoryStats::read();
     vec![
         user(config),
-        processor(),
+        processor(config.instructions.value.instructions()),
         of_memory(&memory, config.budget.value.bytes()),
         of_swap(SwapStats::read()),
         pinned(config, &memory),
@@ -35,52 +38,30 @@ fn user(config: &Config) -> Finding {
     ok("user", format!("runs as {name}; roles: {roles}"))
 }
 
-fn processor() -> Finding {
+/// The processor, and the instructions that compute.
+fn processor(instructions: Instructions) -> Finding {
     const SUBJECT: &str = "processor";
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let (features, is_slow) = features();
+    let works: Vec<_> = Instructions::all().iter().map(|all| all.name()).collect();
     let found = format!(
-        "{}, {threads} threads, {features}; Linux {} on {}",
+        "{}, {threads} threads, computes with {} (works: {}); Linux {} on {}",
         HostFacts::new().processor,
+        instructions.name(),
+        works.join(", "),
         kernel.trim(),
         std::env::consts::ARCH
     );
+    // Elsewhere nothing optional is used.
+    let is_slow = cfg!(target_arch = "x86_64") && Instructions::of(InstructionSet::Avx2).is_none();
     match is_slow {
         true => warning(
             SUBJECT,
             found,
-            "the CPU computes several times slower without them; in a virtual machine pass the host's processor through",
+            "the CPU computes several times slower without AVX2; in a virtual machine pass the host's processor through",
         ),
         false => ok(SUBJECT, found),
     }
-}
-
-/// The instructions that the kernels for CPUs have bodies for, and whether what counts most is missing.
-#[cfg(target_arch = "x86_64")]
-fn features() -> (String, bool) {
-    let known = [
-        ("AVX2", is_x86_feature_detected!("avx2")),
-        ("FMA", is_x86_feature_detected!("fma")),
-        ("F16C", is_x86_feature_detected!("f16c")),
-        ("AVX-512", is_x86_feature_detected!("avx512f")),
-        ("VNNI", is_x86_feature_detected!("avx512vnni")),
-    ];
-    let named = |wanted: bool| {
-        let names = known.iter().filter(move |(_, has)| *has == wanted);
-        names.map(|(name, _)| *name).collect::<Vec<_>>().join(", ")
-    };
-    let is_slow = known[..2].iter().any(|(_, has)| !has);
-    match named(true) {
-        has if is_slow => (format!("without {} (with: {has})", named(false)), true),
-        has => (format!("with {has}"), false),
-    }
-}
-
-/// Elsewhere nothing optional is used.
-#[cfg(not(target_arch = "x86_64"))]
-fn features() -> (String, bool) {
-    ("with what its architecture has".to_owned(), false)
 }
 
 /// The host's memory, as far as this process may have it.

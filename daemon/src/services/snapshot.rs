@@ -191,7 +191,11 @@ fn device(
                 hint: why.hint().to_owned(),
                 is_fault: why.is_fault(),
             }),
-        threads: daemon.engine.device().threads() as u32,
+        threads: device.threads() as u32,
+        instructions: match device.is_gpu() {
+            true => None,
+            false => Some(device.instructions().name().to_owned()),
+        },
         memory: kinds.collect(),
         used_bytes: memory.used_bytes,
         peak_bytes: memory.peak_bytes,

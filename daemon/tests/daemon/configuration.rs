@@ -23,6 +23,9 @@ async fn wrong_usage_and_wrong_configuration_have_codes_of_their_own() {
     assert_eq!(code(&run(&["--version"]).await), exit::OK);
     assert_eq!(code(&run(&["--sideways"]).await), exit::USAGE);
     assert_eq!(code(&run(&["--threads", "0"]).await), exit::USAGE);
+    let instructions = run(&["--instructions", "sse9"]).await;
+    assert_eq!(code(&instructions), exit::USAGE);
+    assert!(stderr(&instructions).contains("none of auto, portable, avx2"));
 
     // No machine has so many GPUs, and most that run this have no driver.
     let gpu = run(&["--device", "cuda:99"]).await;

@@ -30,6 +30,16 @@ async fn a_log_of_objects_has_the_requests_ids_and_never_their_texts() {
 }
 
 #[tokio::test]
+async fn the_instructions_that_compute_are_told() {
+    let daemon = Daemon::start(&["--device", "cpu", "--instructions", "portable"]).await;
+    daemon.model_state(v1::ModelState::Ready).await;
+    let told = daemon.snapshot().await.device.unwrap().instructions;
+    assert_eq!(told.as_deref(), Some("portable"));
+    let events = generate(&daemon, chat("Tell me a story.")).await.unwrap();
+    assert!(done(&events).text.is_some());
+}
+
+#[tokio::test]
 async fn totals_count_requests_tokens_and_times() {
     let daemon = Daemon::embedded().await;
     for _ in 0..3 {

@@ -140,9 +140,12 @@ fn device_line(device: &DeviceStatus) -> String {
         Some(_) => "threads beside it",
         None => "threads",
     };
+    line += &format!(", {} {threads}", device.threads);
+    if let Some(instructions) = &device.instructions {
+        line += &format!(", {instructions}");
+    }
     line += &format!(
-        ", {} {threads}, {} held, at most {}",
-        device.threads,
+        ", {} held, at most {}",
         units::bytes(device.used_bytes),
         units::bytes(device.peak_bytes)
     );
@@ -516,6 +519,26 @@ mod tests {
                 "now       unknown",
                 "others    hold an unknown amount",
             ]
+        );
+    }
+
+    #[test]
+    fn the_cpu_tells_its_instructions() {
+        let mut device = DeviceStatus {
+            kind: DeviceKind::Cpu.into(),
+            threads: 8,
+            instructions: Some("avx512-vnni".into()),
+            ..Default::default()
+        };
+        assert_eq!(
+            on(device.clone())[1],
+            "device    cpu, 8 threads, avx512-vnni, 0 B held, at most 0 B"
+        );
+        // An older daemon doesn't.
+        device.instructions = None;
+        assert_eq!(
+            on(device)[1],
+            "device    cpu, 8 threads, 0 B held, at most 0 B"
         );
     }
 

@@ -52,7 +52,7 @@ fn runs_apart(trial: fn() -> bool) -> bool {
         0 => {
             // SAFETY: neither call takes a lock. A trial that fails leaves no core behind.
             unsafe {
-                libc::prctl(libc::PR_SET_DUMPABLE, 0);
+                libc::prctl(libc::PR_SET_DUMPABLE, 0_u64);
                 libc::_exit(i32::from(!trial()))
             }
         }
