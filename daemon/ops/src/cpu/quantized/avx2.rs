@@ -321,7 +321,7 @@ mod tests {
                     };
                     // SAFETY: the CPU runs both kernels, and the output has all rows and columns.
                     unsafe {
-                        (kernel.tiles)(groups)[rows](&packed, &numbers, &panel, &scales, target)
+                        (kernel.tiles)(groups)[rows](&packed, &numbers, &panel, &scales, target);
                     };
                     out
                 });
