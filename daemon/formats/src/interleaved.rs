@@ -6,18 +6,12 @@
 //! layout is piece after piece, each of all 16 rows. llama.cpp and ik_llama.cpp "repack" rows for the same reason, into
 //! formats of their own.
 
-mod lanes;
-
 use std::ops::Range;
 
-pub use self::lanes::{Panel, dequantize, quants};
 use crate::{Format, blocks::widest};
 
 /// Rows that lie beside each other.
 pub const ROWS: usize = 16;
-
-/// A piece of 16 rows.
-pub type Lanes<T> = [T; ROWS];
 
 /// How the bytes of a format's block are cut: halves first, then words, then halves again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -11,14 +11,12 @@ use std::{
 
 use rayon::prelude::*;
 use sluice_codec::container::CHUNK_ROWS;
-use sluice_formats::{
-    Format,
-    interleaved::{self, ROWS},
-};
+use sluice_formats::{Format, interleaved::ROWS};
 use sluice_weights::{Weight, WeightData};
 
 use super::{
     CpuBackend,
+    interleaved::{FEW_ROWS, Interleaved, beside},
     microkernel::{DEPTH, MatrixRows, Microkernel, TileOutput, prefetch},
     quantized::QuantizedGemm,
     scratch::SCRATCH_LEN,
@@ -121,7 +119,8 @@ impl CpuBackend {
                     unsafe { products.gemm(x, &part, own.part(&rows, 0, part.rows), scratch) };
                     return;
                 }
-                let mut tile = Tile::new(kernel, x, own, scratch);
+                let kernels = Interleaved::of(instructions);
+                let mut tile = Tile::new(kernel, kernels, x, own, scratch);
                 tile.gemm_tile(&part, 0, &self.clock);
             });
         });
@@ -257,6 +256,7 @@ impl OutputTile<'_> {
 /// Some rows of `x` on their way past weights, and the scratch that both are packed in.
 struct Tile<'a> {
     kernel: &'static Microkernel,
+    interleaved: Option<&'static Interleaved>,
     x: &'a Activation,
     out: OutputTile<'a>,
     /// Packed rows of `x`, and which rows and which part of the depth those are.
@@ -272,6 +272,7 @@ struct Tile<'a> {
 impl<'a> Tile<'a> {
     fn new(
         kernel: &'static Microkernel,
+        interleaved: Option<&'static Interleaved>,
         x: &'a Activation,
         out: OutputTile<'a>,
         scratch: &'a mut [f32],
@@ -284,6 +285,7 @@ impl<'a> Tile<'a> {
         let (widened, scratch) = scratch.split_at_mut(PANEL_LEN);
         Self {
             kernel,
+            interleaved,
             x,
             out,
             packed,
@@ -359,12 +361,36 @@ impl<'a> Tile<'a> {
 
     /// The same for weights that are not compressed.
     fn gemm_dequantized(&mut self, weight: &Weight<'_>, column: usize) {
+        let done = self.gemm_few(weight, column);
+        if done == weight.rows {
+            return;
+        }
+        let (weight, column) = (&weight.rows(done, weight.rows), column + done);
         self.each_span(weight.width, |tile, _| {
             for first in (0..weight.rows).step_by(tile.kernel.columns) {
                 let last = weight.rows.min(first + tile.kernel.columns);
                 tile.gemm_panel(&weight.rows(first, last), column + first);
             }
         });
+    }
+
+    /// Multiplies few rows by those weights at the beginning whose rows lie beside each other, and returns how many weight
+    /// rows those were.
+    fn gemm_few(&self, weight: &Weight<'_>, column: usize) -> usize {
+        let (Some(kernels), 1..=FEW_ROWS) = (self.interleaved, self.out.rows.len()) else {
+            return 0;
+        };
+        let (rows, width) = (&self.out.rows, weight.width);
+        let x = &self.x.values()[rows.start * width..rows.end * width];
+        let out = self.out.part(rows, column, weight.rows);
+        let mut done = 0;
+        for bytes in beside(weight) {
+            let kernel = (kernels.multiply_elements)(weight.format)[rows.len() - 1];
+            // SAFETY: `Interleaved::of` made sure of the instructions; rows and columns are of this tile alone.
+            unsafe { kernel(x, bytes, out.from_column(done)) };
+            done += ROWS;
+        }
+        done
     }
 
     /// Packs all rows part by part, as much of the depth as there is space for at a time, and calls `multiply` for each.
@@ -413,9 +439,11 @@ impl<'a> Tile<'a> {
         for from in span.clone().step_by(DEPTH) {
             let depth = DEPTH.min(span.end - from);
             for (lane, rows) in rows_of_panel(weight) {
-                match weight.side_by_side(lane) {
-                    Some(bytes) => self.widen(weight.format, bytes, lane, from..from + depth),
-                    None => self.dequantize(&weight.rows(lane, lane + rows), lane, from, depth),
+                match (self.interleaved, weight.side_by_side(lane)) {
+                    (Some(kernels), Some(bytes)) => {
+                        self.widen(kernels, weight.format, bytes, lane, from..from + depth);
+                    }
+                    _ => self.dequantize(&weight.rows(lane, lane + rows), lane, from, depth),
                 }
             }
             if let WeightData::Host(bytes) = weight.data {
@@ -439,12 +467,18 @@ impl<'a> Tile<'a> {
     }
 
     /// Dequantizes a part of the depth of 16 rows that lie beside each other, to the panel's lanes from `lane` on.
-    fn widen(&mut self, format: Format, bytes: &[u8], lane: usize, part: Range<usize>) {
-        let step = self.kernel.columns / ROWS;
-        let panel = &mut self.panel[..self.kernel.columns * part.len()];
-        let lanes = &mut panel.as_chunks_mut().0[lane / ROWS..];
+    fn widen(
+        &mut self,
+        kernels: &Interleaved,
+        format: Format,
+        bytes: &[u8],
+        lane: usize,
+        part: Range<usize>,
+    ) {
+        let panel = &mut self.panel[lane..self.kernel.columns * part.len()];
         let bytes = &bytes[ROWS * format.bytes(part.start)..ROWS * format.bytes(part.end)];
-        interleaved::dequantize(format, bytes, lanes, step);
+        // SAFETY: `Interleaved::of` made sure of the instructions.
+        unsafe { (kernels.dequantize)(format)(bytes, panel, self.kernel.columns) };
     }
 
     /// Dequantizes a part of the depth of rows that lie one after another, and packs it into lanes of the panel.

@@ -110,6 +110,15 @@ pub(super) struct TileOutput {
 }
 
 impl TileOutput {
+    /// Its columns from this one on.
+    pub(super) fn from_column(&self, column: usize) -> Self {
+        Self {
+            start: self.start.wrapping_add(column),
+            columns: self.columns - column,
+            ..*self
+        }
+    }
+
     /// Writes or adds the first of `values` to a row.
     ///
     /// # Safety

@@ -4,26 +4,24 @@
 //! alike whatever their number, so that a row depends on those beside it by the order of sums alone.
 
 #[cfg(target_arch = "x86_64")]
-mod avx2;
+pub(super) mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod vnni;
 
-use sluice_formats::{
-    Format, QuantGroups,
-    interleaved::{self, Panel, ROWS as ROWS_BESIDE},
-};
+use sluice_formats::{Format, QuantGroups, interleaved::ROWS as ROWS_BESIDE};
 #[cfg(target_arch = "x86_64")]
 use sluice_machine::InstructionSet;
 use sluice_machine::Instructions;
 use sluice_weights::{PIECE, Weight, WeightData};
 
 use super::{
+    interleaved::{FEW_ROWS, Interleaved, PanelLanes, RoundedRows, beside},
     linear::rows_of_panel,
     microkernel::{self, COLUMNS_MAX, MatrixRows, Microkernel, TileOutput},
 };
 
 /// How much of the depth is multiplied at a time: 20 KiB of a panel of 32 weight rows.
-const DEPTH: usize = 512;
+pub(super) const DEPTH: usize = 512;
 /// Elements of a row of `x` that share a scale.
 const BLOCK: usize = 32;
 /// Bytes in a word: those that one lane multiplies and adds together.
@@ -127,6 +125,7 @@ fn kernel_for(
 pub(super) struct QuantizedGemm {
     kernel: &'static ByteKernel,
     groups: QuantGroups,
+    interleaved: Option<&'static Interleaved>,
 }
 
 impl QuantizedGemm {
@@ -137,7 +136,11 @@ impl QuantizedGemm {
             weight.data,
             WeightData::Host(_) | WeightData::Interleaved(_)
         );
-        is_plain.then_some(Self { kernel, groups })
+        is_plain.then_some(Self {
+            kernel,
+            groups,
+            interleaved: Interleaved::of(instructions),
+        })
     }
 
     /// Multiplies rows of `x`, which are contiguous, by these weights.
@@ -152,6 +155,15 @@ impl QuantizedGemm {
         scratch: &mut [f32],
     ) {
         let width = weight.width;
+        let done = match x.len() / width {
+            // SAFETY: as the caller says.
+            1..=FEW_ROWS => unsafe { self.gemm_few(x, weight, out, scratch) },
+            _ => 0,
+        };
+        if done == weight.rows {
+            return;
+        }
+        let (weight, out) = (&weight.rows(done, weight.rows), out.from_column(done));
         let (lanes, tile_columns) = (self.kernel.lanes, self.kernel.columns);
         // As in `linear`: vectors that straddle cache lines take twice as long to load.
         let line = scratch.as_ptr().align_offset(LINE * size_of::<f32>());
@@ -228,6 +240,44 @@ impl QuantizedGemm {
         }
     }
 
+    /// Multiplies few rows by those weights at the beginning whose rows lie beside each other, and returns how many weight
+    /// rows those were.
+    ///
+    /// # Safety
+    /// As [`QuantizedGemm::gemm`].
+    unsafe fn gemm_few(
+        &self,
+        x: &[f32],
+        weight: &Weight<'_>,
+        out: TileOutput,
+        scratch: &mut [f32],
+    ) -> usize {
+        let Some(kernels) = self.interleaved else {
+            return 0;
+        };
+        let mut groups = beside(weight).peekable();
+        if groups.peek().is_none() {
+            return 0;
+        }
+        let (words, scratch) = scratch.split_at_mut(x.len() / BYTES);
+        let numbers = &mut scratch[..2 * x.len() / self.groups.len];
+        // As one row: groups don't straddle rows.
+        // SAFETY: `of` made sure of the instructions.
+        unsafe {
+            let bytes = bytemuck::cast_slice_mut(words);
+            (self.kernel.round)(x, bytes, numbers, 0, 1, self.groups.len);
+        }
+        let kernel = (kernels.multiply_quants)(weight.format)[x.len() / weight.width - 1];
+        let rows = RoundedRows { words, numbers };
+        let mut done = 0;
+        for bytes in groups {
+            // SAFETY: `of` made sure of the instructions; the caller vouches for the output.
+            unsafe { kernel(rows, bytes, out.from_column(done)) };
+            done += ROWS_BESIDE;
+        }
+        done
+    }
+
     /// Rounds rows of `x` and packs them.
     fn pack(&self, x: MatrixRows<'_>, rounded: &mut [f32], target: &mut [f32]) {
         let (rows, depth, lanes) = (x.count(), x.depth(), self.kernel.lanes);
@@ -256,9 +306,11 @@ impl QuantizedGemm {
         scales: &mut [f32],
     ) {
         for (lane, rows) in rows_of_panel(source.weight) {
-            match source.weight.side_by_side(lane) {
-                Some(bytes) => self.unpack(source, bytes, lane, panel, scales),
-                None => {
+            match (self.interleaved, source.weight.side_by_side(lane)) {
+                (Some(kernels), Some(bytes)) => {
+                    self.unpack(kernels, source, bytes, lane, panel, scales);
+                }
+                _ => {
                     let source = Source {
                         weight: &source.weight.rows(lane, lane + rows),
                         ..*source
@@ -272,6 +324,7 @@ impl QuantizedGemm {
     /// Unpacks 16 rows that lie beside each other, to the panel's lanes from `lane` on.
     fn unpack(
         &self,
+        kernels: &Interleaved,
         source: &Source<'_>,
         bytes: &[u8],
         lane: usize,
@@ -281,15 +334,15 @@ impl QuantizedGemm {
         let format = source.weight.format;
         let part = format.bytes(source.from)..format.bytes(source.from + source.depth);
         let (scales, minima) = scales.split_at_mut(scales.len() / 2);
-        let first = lane / ROWS_BESIDE;
-        let target = Panel {
-            words: &mut bytemuck::cast_slice_mut(panel)[first..],
-            scales: &mut scales.as_chunks_mut().0[first..],
-            minima: &mut minima.as_chunks_mut().0[first..],
-            step: self.kernel.columns / ROWS_BESIDE,
+        let panel = PanelLanes {
+            words: &mut panel[lane..],
+            scales: &mut scales[lane..],
+            minima: &mut minima[lane..],
+            step: self.kernel.columns,
         };
         let bytes = &bytes[ROWS_BESIDE * part.start..ROWS_BESIDE * part.end];
-        interleaved::quants(format, bytes, target);
+        // SAFETY: `of` made sure of the instructions.
+        unsafe { (kernels.unpack)(format)(bytes, panel) };
     }
 
     /// Unpacks rows that lie one after another, and transposes them into lanes of the panel.
@@ -398,7 +451,11 @@ mod tests {
                     columns,
                     adds,
                 };
-                let products = QuantizedGemm { kernel, groups };
+                let products = QuantizedGemm {
+                    kernel,
+                    groups,
+                    interleaved: None,
+                };
                 // SAFETY: the output has all rows and columns, and nobody else has it.
                 unsafe { products.gemm(x, &weight, target, &mut scratch) };
                 for (index, found) in out.into_iter().enumerate() {

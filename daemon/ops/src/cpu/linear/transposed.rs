@@ -45,7 +45,7 @@ impl CpuBackend {
                 // SAFETY: tiles have columns of their own.
                 let own = unsafe { out.tile(0..x.len(), columns.clone()) };
                 self.scratch.with(|scratch| {
-                    Tile::new(kernel, x, own, scratch).gemm_transposed(weight, columns.start);
+                    Tile::new(kernel, None, x, own, scratch).gemm_transposed(weight, columns.start);
                 });
             });
         });

@@ -58,7 +58,7 @@ const fn tiles<const STEPS: usize, const RUN: usize>() -> [Tile; ROWS] {
 
 /// How many words of weights of so many bits can be added up in 16 bits: each lane adds two products with a factor up
 /// to 127.
-const fn run(bits: u32) -> usize {
+pub(in crate::cpu) const fn run(bits: u32) -> usize {
     i16::MAX as usize / (2 * 127 * ((1 << bits) - 1))
 }
 
@@ -147,7 +147,7 @@ fn whole<const ROWS: usize, const STEPS: usize, const RUN: usize>(
 /// the intrinsic would be a call from functions that are compiled for AVX2 alone, and those are for both kernels.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn add_products(mut sums: __m256i, weights: __m256i, x: __m256i) -> __m256i {
+pub(in crate::cpu) fn add_products(mut sums: __m256i, weights: __m256i, x: __m256i) -> __m256i {
     // SAFETY: only reached through `VNNI_KERNEL`, whose caller made sure of the instruction. It reads and writes registers
     // alone.
     unsafe {
@@ -165,7 +165,7 @@ fn add_products(mut sums: __m256i, weights: __m256i, x: __m256i) -> __m256i {
 /// Adds pairs of 16-bit elements into 32 bits.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn wide(short: __m256i) -> __m256i {
+pub(in crate::cpu) fn wide(short: __m256i) -> __m256i {
     _mm256_madd_epi16(short, _mm256_set1_epi16(1))
 }
 
