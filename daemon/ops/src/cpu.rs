@@ -4,7 +4,6 @@ mod attention;
 mod backward;
 pub(super) mod exp;
 mod heads_output;
-#[cfg(target_arch = "x86_64")]
 mod interleaved;
 mod linear;
 mod microkernel;

@@ -5,6 +5,7 @@
 use sluice_formats::interleaved::ROWS as LANES;
 
 use super::{
+    PanelLanes, RoundedRows,
     formats::{Elements, Quants},
     lanes::Lanes,
 };
@@ -12,14 +13,6 @@ use crate::cpu::{
     microkernel::{self, TileOutput},
     quantized,
 };
-
-/// Rows of `x` in the order of their elements, as they are multiplied: rounded to bytes in words, and of each group of these
-/// its scale, and its sum times the scale.
-#[derive(Clone, Copy)]
-pub(in crate::cpu) struct RoundedRows<'a> {
-    pub(in crate::cpu) words: &'a [f32],
-    pub(in crate::cpu) numbers: &'a [f32],
-}
 
 impl TileOutput {
     /// The sums of blocks of the depth so far.
@@ -150,16 +143,6 @@ pub(super) unsafe fn multiply_elements<L, E, const COUNT: usize, const ROWS: usi
     }
     // SAFETY: as the caller says.
     unsafe { out.store::<L, ROWS>(totals) };
-}
-
-/// Lanes of a panel of weights: all pieces of it, each with `step` lanes, of which these rows have 16.
-pub(in crate::cpu) struct PanelLanes<'a> {
-    pub(in crate::cpu) words: &'a mut [f32],
-    /// Of quants, a scale for each group.
-    pub(in crate::cpu) scales: &'a mut [f32],
-    /// Of quants, a minimum for each group.
-    pub(in crate::cpu) minima: &'a mut [f32],
-    pub(in crate::cpu) step: usize,
 }
 
 /// Unpacks blocks of quants to bytes, with scales and minima.

@@ -1,6 +1,11 @@
 //! Sixteen rows of weights in the lanes of vectors: what each instruction set does with them. Readers and kernels for rows
 //! that lie beside each other are written once, over this.
 
+#![expect(
+    clippy::undocumented_unsafe_blocks,
+    reason = "all bodies are single instructions, and safe where what the trait asks of callers holds"
+)]
+
 use std::arch::x86_64::*;
 
 use sluice_formats::interleaved::ROWS;
