@@ -387,7 +387,7 @@ impl<'a> Tile<'a> {
         for bytes in beside(weight) {
             let kernel = (kernels.multiply_elements)(weight.format)[rows.len() - 1];
             // SAFETY: `Interleaved::of` made sure of the instructions; rows and columns are of this tile alone.
-            unsafe { kernel(x, bytes, out.from_column(done)) };
+            unsafe { kernel(x, bytes, out.at_column(done)) };
             done += ROWS;
         }
         done

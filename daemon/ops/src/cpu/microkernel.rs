@@ -111,7 +111,7 @@ pub(super) struct TileOutput {
 
 impl TileOutput {
     /// Its columns from this one on.
-    pub(super) fn from_column(&self, column: usize) -> Self {
+    pub(super) fn at_column(&self, column: usize) -> Self {
         Self {
             start: self.start.wrapping_add(column),
             columns: self.columns - column,

@@ -163,7 +163,7 @@ impl QuantizedGemm {
         if done == weight.rows {
             return;
         }
-        let (weight, out) = (&weight.rows(done, weight.rows), out.from_column(done));
+        let (weight, out) = (&weight.rows(done, weight.rows), out.at_column(done));
         let (lanes, tile_columns) = (self.kernel.lanes, self.kernel.columns);
         // As in `linear`: vectors that straddle cache lines take twice as long to load.
         let line = scratch.as_ptr().align_offset(LINE * size_of::<f32>());
@@ -272,7 +272,7 @@ impl QuantizedGemm {
         let mut done = 0;
         for bytes in groups {
             // SAFETY: `of` made sure of the instructions; the caller vouches for the output.
-            unsafe { kernel(rows, bytes, out.from_column(done)) };
+            unsafe { kernel(rows, bytes, out.at_column(done)) };
             done += ROWS_BESIDE;
         }
         done
