@@ -5,6 +5,8 @@ mod backward;
 pub(super) mod exp;
 mod heads_output;
 mod interleaved;
+#[cfg(target_arch = "x86_64")]
+mod lanes;
 mod linear;
 mod microkernel;
 mod quantized;

@@ -8,6 +8,7 @@
 mod backward;
 mod few;
 mod panels;
+mod stored;
 
 use std::ops::Range;
 
@@ -15,6 +16,7 @@ use rayon::prelude::*;
 use sluice_formats::Format;
 use sluice_weights::HEAD_DIM_MAX;
 
+use self::stored::StoredRows;
 use super::{CpuBackend, exp, heads_output::HeadsOutput, microkernel::Microkernel};
 use crate::{
     Activation, AttentionKeys, AttentionRange, AttentionShape, KeyRows, KeySegment, KvCache,
@@ -144,6 +146,18 @@ fn tile_keys(shape: &KvCacheShape) -> usize {
 }
 
 impl RowSource<'_> {
+    /// The task's KV head of some rows, as it is stored.
+    fn stored(&self, which: usize, kv_head: usize, rows: Range<usize>) -> StoredRows<'_> {
+        let head = self.shape.head_bytes();
+        let at = |row: usize| (row * self.shape.kv_heads + kv_head) * head;
+        StoredRows {
+            // Only up to the last row's own head: what follows belongs to other heads and may not be there.
+            bytes: &self.rows[which][at(rows.start)..at(rows.end - 1) + head],
+            stride: self.shape.kv_heads * head,
+            count: rows.len(),
+        }
+    }
+
     /// The task's KV head of some rows: from its first element on, and the stride from one row to the next. What is not
     /// `f32` is dequantized into `tile`, and what is yet to be rotated is copied there.
     fn tile<'t>(

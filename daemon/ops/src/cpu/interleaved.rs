@@ -6,8 +6,6 @@ mod formats;
 #[cfg(target_arch = "x86_64")]
 mod kernels;
 #[cfg(target_arch = "x86_64")]
-mod lanes;
-#[cfg(target_arch = "x86_64")]
 mod x86;
 
 use sluice_formats::{Format, interleaved::ROWS};

@@ -3,7 +3,7 @@
 
 use sluice_machine::Instructions;
 
-use super::{super::heads_output::OutputPart, HeadTask, tile_keys};
+use super::{super::heads_output::OutputPart, HeadTask, stored::Kernels, tile_keys};
 use crate::{
     Activation, AttentionShape,
     cpu::{
@@ -37,11 +37,26 @@ pub(super) fn attend(
     sums.fill(0.0);
     let mut before = 0;
     for (source, keys) in task.tiles() {
-        let scores = &mut scores[..rows * keys.len()];
-        let (tile_of_keys, stride) = source.tile(0, task.kv_head, keys.clone(), tile);
-        score(instructions, tile_of_keys, stride, queries, dim, scores);
-        for (row, scores) in scores.chunks_exact_mut(keys.len()).enumerate() {
-            let seen = task.seen(row, before, keys.len());
+        let count = keys.len();
+        let scores = &mut scores[..rows * count];
+        let kernels = match source.rotates {
+            true => None,
+            false => Kernels::of(instructions, source.shape.format, dim),
+        };
+        if let Some(kernels) = kernels {
+            let keys = source.stored(0, task.kv_head, keys.clone());
+            for (query, scores) in queries
+                .chunks_exact(dim)
+                .zip(scores.chunks_exact_mut(count))
+            {
+                kernels.score(query, keys, scores);
+            }
+        } else {
+            let (tile_of_keys, stride) = source.tile(0, task.kv_head, keys.clone(), tile);
+            score(instructions, tile_of_keys, stride, queries, dim, scores);
+        }
+        for (row, scores) in scores.chunks_exact_mut(count).enumerate() {
+            let seen = task.seen(row, before, count);
             // The matmul below takes whole tiles, so keys that the query doesn't see get weight zero instead of being
             // skipped.
             scores[..seen.start].fill(0.0);
@@ -54,7 +69,14 @@ pub(super) fn attend(
             out.iter_mut().for_each(|value| *value *= shrunk);
             largest[row] = most;
         }
-        before += keys.len();
+        before += count;
+        if let Some(kernels) = kernels {
+            let values = source.stored(1, task.kv_head, keys);
+            for (out, weights) in out.chunks_exact_mut(dim).zip(scores.chunks_exact(count)) {
+                kernels.weigh(weights, values, out);
+            }
+            continue;
+        }
         // Values take the place of the keys in `tile`: their scores are computed, so they are not needed any more.
         let (tile_of_values, stride) = source.tile(1, task.kv_head, keys, tile);
         // `out` was scaled to the new maximum above, so terms of all tiles have the same scale when they are added.

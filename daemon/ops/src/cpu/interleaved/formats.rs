@@ -3,7 +3,7 @@
 
 use sluice_formats::{Format, interleaved::ROWS};
 
-use super::lanes::Lanes;
+use crate::cpu::lanes::Lanes;
 
 /// A group of quants of 16 rows: an element is quant · scale + minimum.
 pub(super) struct Group<L: Lanes, const STEPS: usize> {

@@ -7,9 +7,9 @@ use sluice_formats::interleaved::ROWS as LANES;
 use super::{
     PanelLanes, RoundedRows,
     formats::{Elements, Quants},
-    lanes::Lanes,
 };
 use crate::cpu::{
+    lanes::Lanes,
     microkernel::{self, TileOutput},
     quantized,
 };

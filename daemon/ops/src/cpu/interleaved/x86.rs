@@ -8,8 +8,8 @@ use super::{
     Unpack,
     formats::{self, Bf16, F16, F32, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0},
     kernels,
-    lanes::{Avx2, Avx512Vnni, AvxVnni},
 };
+use crate::cpu::lanes::{Avx2, Avx512Vnni, AvxVnni};
 
 /// Compiles the kernels for an instruction set.
 macro_rules! kernels {

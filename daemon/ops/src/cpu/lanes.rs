@@ -1,5 +1,5 @@
-//! Sixteen rows of weights in the lanes of vectors: what each instruction set does with them. Readers and kernels for rows
-//! that lie beside each other are written once, over this.
+//! Sixteen lanes, and what each instruction set does with them. Kernels for weights whose rows lie beside each other, and for
+//! keys and values as they are stored, are written once over this.
 
 #![expect(
     clippy::undocumented_unsafe_blocks,
@@ -27,6 +27,10 @@ pub(super) trait Lanes {
     /// Halves in 16 lanes, as `f32`.
     unsafe fn halves(at: *const u8) -> Self::Numbers;
     unsafe fn numbers(at: *const f32) -> Self::Numbers;
+    /// Elements in `bf16`, one after another.
+    unsafe fn upper_halves(at: *const u8) -> Self::Numbers;
+    /// Signed bytes, one after another.
+    unsafe fn signed_bytes(at: *const u8) -> Self::Numbers;
     unsafe fn store_words(words: Self::Words, at: *mut f32);
     unsafe fn store(numbers: Self::Numbers, at: *mut f32);
 
@@ -48,6 +52,8 @@ pub(super) trait Lanes {
     unsafe fn multiply(a: Self::Numbers, b: Self::Numbers) -> Self::Numbers;
     /// `a · b + c`, rounded once.
     unsafe fn multiply_add(a: Self::Numbers, b: Self::Numbers, c: Self::Numbers) -> Self::Numbers;
+    /// The sum of all lanes, by halves.
+    unsafe fn sum(numbers: Self::Numbers) -> f32;
     /// Sums of the products of unsigned bytes of weights, at most `bits` of each, by signed ones of a row of `x`, of which each
     /// word meets all lanes.
     unsafe fn products<const STEPS: usize>(
@@ -83,6 +89,19 @@ impl Lanes for Avx512Vnni {
     #[inline(always)]
     unsafe fn numbers(at: *const f32) -> __m512 {
         unsafe { _mm512_loadu_ps(at) }
+    }
+
+    #[inline(always)]
+    unsafe fn upper_halves(at: *const u8) -> __m512 {
+        unsafe {
+            let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(at.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn signed_bytes(at: *const u8) -> __m512 {
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(at.cast()))) }
     }
 
     #[inline(always)]
@@ -161,6 +180,16 @@ impl Lanes for Avx512Vnni {
     }
 
     #[inline(always)]
+    unsafe fn sum(numbers: __m512) -> f32 {
+        unsafe {
+            let numbers = _mm512_castps_pd(numbers);
+            let high = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(numbers));
+            let low = _mm256_castpd_ps(_mm512_castpd512_pd256(numbers));
+            sum_of_8(_mm256_add_ps(low, high))
+        }
+    }
+
+    #[inline(always)]
     unsafe fn products<const STEPS: usize>(
         weights: &[__m512i; STEPS],
         x: &[f32; STEPS],
@@ -174,6 +203,19 @@ impl Lanes for Avx512Vnni {
             }
             sums
         }
+    }
+}
+
+/// # Safety
+/// The CPU has AVX.
+#[inline(always)]
+unsafe fn sum_of_8(numbers: __m256) -> f32 {
+    // SAFETY: as the caller says.
+    unsafe {
+        let low = _mm256_castps256_ps128(numbers);
+        let fours = _mm_add_ps(low, _mm256_extractf128_ps::<1>(numbers));
+        let pairs = _mm_add_ps(fours, _mm_movehl_ps(fours, fours));
+        _mm_cvtss_f32(_mm_add_ss(pairs, _mm_shuffle_ps::<1>(pairs, pairs)))
     }
 }
 
@@ -207,6 +249,29 @@ macro_rules! two_vectors {
             #[inline(always)]
             unsafe fn numbers(at: *const f32) -> Self::Numbers {
                 unsafe { [_mm256_loadu_ps(at), _mm256_loadu_ps(at.add(ROWS / 2))] }
+            }
+
+            #[inline(always)]
+            unsafe fn upper_halves(at: *const u8) -> Self::Numbers {
+                unsafe {
+                    let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(at.cast()));
+                    let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(at.add(16).cast()));
+                    [
+                        _mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)),
+                        _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high)),
+                    ]
+                }
+            }
+
+            #[inline(always)]
+            unsafe fn signed_bytes(at: *const u8) -> Self::Numbers {
+                unsafe {
+                    let bytes = _mm_loadu_si128(at.cast());
+                    [
+                        _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
+                        _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128::<8>(bytes))),
+                    ]
+                }
             }
 
             #[inline(always)]
@@ -327,6 +392,11 @@ macro_rules! two_vectors {
                         _mm256_fmadd_ps(a[1], b[1], c[1]),
                     ]
                 }
+            }
+
+            #[inline(always)]
+            unsafe fn sum(numbers: Self::Numbers) -> f32 {
+                unsafe { sum_of_8(_mm256_add_ps(numbers[0], numbers[1])) }
             }
 
             #[inline(always)]
