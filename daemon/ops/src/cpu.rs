@@ -21,14 +21,17 @@ use rayon::prelude::*;
 use sluice_machine::Instructions;
 use sluice_weights::{RopePairs, Weight};
 
-pub(super) use self::quantized::rounds_rows;
 use self::scratch::Scratch;
+pub(super) use self::{linear::Product, quantized::rounds_rows};
 use super::{Activation, Indices, RopeTable, clock::PhaseClock};
 use crate::{
     OpsError,
     device::Device,
     ledger::{Ledger, LedgerEntry},
 };
+
+/// Elements that one thread computes sooner than it shares them with others.
+const FEW_ELEMENTS: usize = 4096;
 
 /// The threads and the scratch memory of each.
 pub(super) struct CpuBackend {
@@ -79,15 +82,16 @@ impl CpuBackend {
         self.device.run(work);
     }
 
-    /// Does `work` on each row, with its index. A single row is computed where the pass runs: to wake a thread takes
-    /// longer than most rows.
+    /// Does `work` on each row, with its index. A few short rows are computed where the pass runs: to hand some over
+    /// takes longer.
     pub(super) fn each_row(
         &self,
         rows: &mut Activation,
         work: impl Fn(usize, &mut [f32]) + Send + Sync,
     ) {
-        if rows.len() == 1 {
-            return work(0, rows.row_mut(0));
+        if rows.len() == 1 || rows.values().len() <= FEW_ELEMENTS {
+            let rows = rows.rows_mut().enumerate();
+            return rows.for_each(|(index, row)| work(index, row));
         }
         self.run(|| {
             let rows = rows.par_rows_mut().enumerate();

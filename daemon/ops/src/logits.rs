@@ -6,7 +6,7 @@ use sluice_cuda::GpuSpan;
 use sluice_machine::MemoryKind;
 use sluice_weights::Weight;
 
-use super::{Activation, Backend, Ops, Phase};
+use super::{Activation, Backend, Ops, Phase, cpu::Product};
 use crate::{OpsError, device::DeviceBuffer, ledger::HostBuffer};
 
 /// Memory for some rows' logits over the whole LM head, and for the ids of one row: rows are sampled one after another.
@@ -81,8 +81,13 @@ impl Ops {
         let _timed = self.timed(Phase::LmHead);
         match &self.backend {
             Backend::Cpu(cpu) => {
+                let stride = rows.lm_head_rows;
                 let logits = &mut rows.on_device.host_mut()[first..];
-                cpu.gemm_strided(x, part, logits, rows.lm_head_rows);
+                let product = Product {
+                    stride,
+                    ..Product::new(part, logits, false)
+                };
+                cpu.gemm(x, [product]);
             }
             Backend::Gpu(gpu) => {
                 let columns = first..first + part.rows;

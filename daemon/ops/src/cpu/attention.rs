@@ -17,7 +17,7 @@ use sluice_formats::Format;
 use sluice_weights::HEAD_DIM_MAX;
 
 use self::stored::StoredRows;
-use super::{CpuBackend, exp, heads_output::HeadsOutput, microkernel::Microkernel};
+use super::{CpuBackend, FEW_ELEMENTS, exp, heads_output::HeadsOutput, microkernel::Microkernel};
 use crate::{
     Activation, AttentionKeys, AttentionRange, AttentionShape, KeyRows, KeySegment, KvCache,
     KvCacheShape, PassRun,
@@ -204,10 +204,19 @@ impl CpuBackend {
     ) {
         // `max(1)` here and below only keeps no rows from dividing by zero: chunks of zero bytes would panic.
         let row_bytes = out.len() / rows.len().max(1);
+        let store = |(index, room): (usize, &mut [u8])| {
+            store_row(shape, x.row(rows.start + index), room);
+        };
+        if rows.len() * x.width() <= FEW_ELEMENTS {
+            return out
+                .chunks_exact_mut(row_bytes.max(1))
+                .enumerate()
+                .for_each(store);
+        }
         self.run(|| {
             out.par_chunks_exact_mut(row_bytes.max(1))
                 .enumerate()
-                .for_each(|(index, room)| store_row(shape, x.row(rows.start + index), room));
+                .for_each(store);
         });
     }
 

@@ -46,70 +46,83 @@ const COLUMNS_MIN: usize = 256;
 /// Least rows of `x` of a tile, where they are shared out, too: each tile dequantizes its weights anew.
 const ROWS_MIN: usize = 64;
 
-impl CpuBackend {
-    /// `x · weightᵀ` into `out`, or added to it.
-    pub(crate) fn gemm(&self, x: &Activation, weight: &Weight<'_>, out: &mut [f32], adds: bool) {
-        // On the device's threads from here on: scratch is found by the index of the thread.
-        self.run(|| self.gemm_on_this_pool(x, weight, out, adds));
+/// A matrix that rows of `x` are multiplied with, and where the products go.
+pub(crate) struct Product<'a> {
+    pub(crate) weight: Weight<'a>,
+    /// The rows of the products, which begin `stride` elements apart.
+    pub(crate) out: &'a mut [f32],
+    pub(crate) stride: usize,
+    /// Whether they are added to what is there.
+    pub(crate) adds: bool,
+}
+
+impl<'a> Product<'a> {
+    /// `x · weightᵀ` into `out`, or added to it, row after row.
+    pub(crate) fn new(weight: &Weight<'a>, out: &'a mut [f32], adds: bool) -> Self {
+        Self {
+            weight: *weight,
+            out,
+            stride: weight.rows,
+            adds,
+        }
     }
 
-    /// `x · weightᵀ` into rows of `out` that begin `stride` elements apart.
-    pub(crate) fn gemm_strided(
-        &self,
-        x: &Activation,
-        weight: &Weight<'_>,
-        out: &mut [f32],
-        stride: usize,
-    ) {
-        self.run(|| self.gemm_tiles(x, weight, out, stride, false));
-    }
-
-    /// [`CpuBackend::gemm`] for a caller that already runs on the device's threads.
-    pub(crate) fn gemm_on_this_pool(
-        &self,
-        x: &Activation,
-        weight: &Weight<'_>,
-        out: &mut [f32],
-        adds: bool,
-    ) {
-        assert_eq!(out.len(), x.len() * weight.rows);
-        self.gemm_tiles(x, weight, out, weight.rows, adds);
-    }
-
-    fn gemm_tiles(
-        &self,
-        x: &Activation,
-        weight: &Weight<'_>,
-        out: &mut [f32],
-        stride: usize,
-        adds: bool,
-    ) {
+    /// The output, as far as these rows' products go.
+    fn columns(self, x: &Activation) -> Columns {
+        let Self {
+            weight,
+            out,
+            stride,
+            adds,
+        } = self;
         assert_eq!(
             x.width(),
             weight.width,
             "the widths of rows and weights differ"
         );
-        if x.is_empty() || weight.rows == 0 {
-            return;
-        }
         // Every row ends inside, and before the next begins.
         assert!(weight.rows <= stride && (x.len() - 1) * stride + weight.rows <= out.len());
-        let out = Columns {
+        Columns {
             start: out.as_mut_ptr(),
             stride,
             columns: weight.rows,
             rows: x.len(),
             adds,
-        };
+        }
+    }
+}
+
+impl CpuBackend {
+    /// Multiplies the rows of `x` by several matrices at once: threads are woken once for all of them, and none waits
+    /// for another in between.
+    pub(crate) fn gemm<const N: usize>(&self, x: &Activation, products: [Product<'_>; N]) {
+        if x.is_empty() {
+            return;
+        }
         let instructions = self.instructions();
         let kernel = Microkernel::of(instructions);
-        let grid = Grid::new(x.len(), weight, self.device.threads(), kernel);
+        let all_rows = products.iter().map(|product| product.weight.rows).sum();
+        let products = products.map(|product| {
+            let threads = self.device.threads();
+            let grid = Grid::new(x.len(), &product.weight, all_rows, threads, kernel);
+            (grid, product.weight, product.columns(x))
+        });
+        let tiles = products.iter().map(|(grid, ..)| grid.len()).sum();
         // Tiles share nothing but their inputs: each thread dequantizes and packs what it needs, so that no barrier is
         // needed.
-        (0..grid.len()).into_par_iter().for_each(|number| {
+        let each_tile = |mut number: usize| {
+            // Tiles are numbered through all products.
+            let mut products = products.iter();
+            let (grid, weight, out) = loop {
+                let product = products.next().expect("each tile is of a product");
+                match number.checked_sub(product.0.len()) {
+                    Some(after) => number = after,
+                    None => break product,
+                }
+            };
             let (rows, columns) = grid.tile(number);
             let part = weight.rows(columns.start, columns.end);
-            // SAFETY: the grid's tiles are disjoint.
+            // SAFETY: the grids' tiles are disjoint, and so are the products' outputs.
             let own = unsafe { out.tile(rows.clone(), columns) };
             let products = QuantizedGemm::of(instructions, &part);
             self.scratch.with(|scratch| {
@@ -123,7 +136,9 @@ impl CpuBackend {
                 let mut tile = Tile::new(kernel, kernels, x, own, scratch);
                 tile.gemm_tile(&part, 0, &self.clock);
             });
-        });
+        };
+        // On the device's threads from here on: scratch is found by the index of the thread.
+        self.run(|| (0..tiles).into_par_iter().for_each(each_tile));
     }
 }
 
@@ -140,10 +155,17 @@ struct Grid {
 }
 
 impl Grid {
-    fn new(rows: usize, weight: &Weight<'_>, threads: usize, kernel: &Microkernel) -> Self {
+    /// Of a matrix which has some of `all_rows` weight rows that the same rows of `x` are multiplied with.
+    fn new(
+        rows: usize,
+        weight: &Weight<'_>,
+        all_rows: usize,
+        threads: usize,
+        kernel: &Microkernel,
+    ) -> Self {
         // Weight rows are shared out first: each is then dequantized once in all, and only `x`, which is smaller,
         // packed several times.
-        let several = weight.rows.div_ceil(threads * TILES);
+        let several = all_rows.div_ceil(threads * TILES);
         let tile_columns = several
             .max(rows.min(COLUMNS_MIN))
             // Whole panels: a partly filled one takes as long as a full one.
@@ -156,12 +178,12 @@ impl Grid {
             ),
             _ => (tile_columns, 0),
         };
-        let tiles = (before + weight.rows).div_ceil(tile_columns);
+        let tiles = all_rows.div_ceil(tile_columns);
         // Where there are few weight rows, rows of `x` are shared out, too: not if decompression, which each part
         // repeats, is most of the work.
         let parts = match weight.data {
             WeightData::Compressed(_) => 1,
-            _ => threads.div_ceil(tiles).min(rows / ROWS_MIN).max(1),
+            _ => threads.div_ceil(tiles.max(1)).min(rows / ROWS_MIN).max(1),
         };
         Self {
             rows,
@@ -178,7 +200,10 @@ impl Grid {
 
     /// Tiles that the weights' rows are divided into.
     fn across(&self) -> usize {
-        (self.before + self.columns).div_ceil(self.tile_columns)
+        match self.columns {
+            0 => 0,
+            columns => (self.before + columns).div_ceil(self.tile_columns),
+        }
     }
 
     /// Rows of `x` and rows of weights of a tile.

@@ -1,13 +1,16 @@
 //! Attention with its norm and its residual.
 
-use sluice_ops::{Activation, KeyRows, Ops, PassRun};
+use sluice_ops::{Activation, KeyRows, Ops, OpsError, PassRun};
 use sluice_weights::{MatrixInput, TensorPart, WeightGroup};
 
 use super::{
     Network, Observer, acquire, observe,
     rows::{BatchKeys, BatchRows, CachedRows},
 };
-use crate::{error::EngineError, residency::Residency};
+use crate::{
+    error::EngineError,
+    residency::{Residency, WeightGuard},
+};
 
 impl Network {
     /// Attention with its residual. In the last layer, keys and values are computed for all rows, but queries and
@@ -27,11 +30,6 @@ impl Network {
         let all = 0..hidden.len();
         let mut x = ops.rms_norm(&hidden, all, &norm, self.config.epsilon)?;
         observe(observer, ops, MatrixInput::Attention(layer), &x)?;
-        let project =
-            |x: &Activation, part: TensorPart, bias: TensorPart| match self.config.shape.biases {
-                true => ops.linear_biased(x, &group.weight(part), &group.weight(bias)),
-                false => ops.linear(x, &group.weight(part)),
-            };
         let kv_heads = self.config.shape.kv_heads;
         // KV caches have one layout in all plans and layers, so that they outlive a switch between plans whose layers
         // have different heads.
@@ -39,20 +37,26 @@ impl Network {
             Some(kept) => ops.spread_heads(x, kept, kv_heads),
             None => Ok(x),
         };
-        // Keys and values first: the last layer needs those of all rows, and its `x` shrinks below.
-        let mut k = spread(project(&x, TensorPart::Key, TensorPart::KeyBias)?)?;
-        let mut v = spread(project(&x, TensorPart::Value, TensorPart::ValueBias)?)?;
+        const QUERY: [TensorPart; 2] = [TensorPart::Query, TensorPart::QueryBias];
+        const KEY: [TensorPart; 2] = [TensorPart::Key, TensorPart::KeyBias];
+        const VALUE: [TensorPart; 2] = [TensorPart::Value, TensorPart::ValueBias];
         let mut query_positions = &rows.positions;
-        if is_last {
-            x = ops.take_rows(&x, &rows.wanted)?;
-            // The residual shrinks as well: nothing behind this layer reads the other rows.
-            hidden = ops.take_rows(&hidden, &rows.wanted)?;
-            query_positions = &rows.wanted_positions;
-        }
-        let q = project(&x, TensorPart::Query, TensorPart::QueryBias)?;
+        let [q, k, v] = match is_last {
+            false => self.projections(ops, &group, &x, [QUERY, KEY, VALUE])?,
+            true => {
+                // Keys and values are needed of all rows.
+                let [k, v] = self.projections(ops, &group, &x, [KEY, VALUE])?;
+                x = ops.take_rows(&x, &rows.wanted)?;
+                // The residual shrinks as well: nothing behind this layer reads the other rows.
+                hidden = ops.take_rows(&hidden, &rows.wanted)?;
+                query_positions = &rows.wanted_positions;
+                let [q] = self.projections(ops, &group, &x, [QUERY])?;
+                [q, k, v]
+            }
+        };
         // Given back to the arena before attention takes its output: the order of drops is part of the planned peak.
         drop(x);
-        let mut q = spread(q)?;
+        let (mut q, mut k, mut v) = (spread(q)?, spread(k)?, spread(v)?);
         // Queries and keys together, in one launch on a GPU.
         let rotated = [(&mut q, query_positions), (&mut k, &rows.positions)];
         if let Some(rope) = &self.rope {
@@ -117,5 +121,25 @@ impl Network {
         let output = group.weight(TensorPart::AttentionOutput);
         ops.linear_add(&mut hidden, 0, &attended, &output)?;
         Ok(hidden)
+    }
+
+    /// `x` times these matrices, each with its bias where the model has some.
+    fn projections<const N: usize>(
+        &self,
+        ops: &Ops,
+        group: &WeightGuard<'_>,
+        x: &Activation,
+        parts: [[TensorPart; 2]; N],
+    ) -> Result<[Activation; N], OpsError> {
+        match self.config.shape.biases {
+            true => {
+                let weights = parts.map(|parts| parts.map(|part| group.weight(part)));
+                ops.linear_biased_each(x, weights.each_ref().map(|both| both.each_ref()))
+            }
+            false => {
+                let weights = parts.map(|[part, _]| group.weight(part));
+                ops.linear_each(x, weights.each_ref())
+            }
+        }
     }
 }

@@ -25,8 +25,8 @@ impl Network {
             let rows = start..hidden.len().min(start + self.mlp_rows);
             let x = ops.rms_norm(hidden, rows, &norm, self.config.epsilon)?;
             observe(observer, ops, MatrixInput::Mlp(layer), &x)?;
-            let mut gate = ops.linear(&x, &gate_up.weight(TensorPart::Gate))?;
-            let up = ops.linear(&x, &gate_up.weight(TensorPart::Up))?;
+            let weights = [TensorPart::Gate, TensorPart::Up].map(|part| gate_up.weight(part));
+            let [mut gate, up] = ops.linear_each(&x, weights.each_ref())?;
             ops.silu_mul(&mut gate, &up)?;
             observe(observer, ops, MatrixInput::Down(layer), &gate)?;
             ops.linear_add(hidden, start, &gate, &down.weight(TensorPart::Down))?;

@@ -104,6 +104,38 @@ fn every_set_of_instructions_computes() {
     }
 }
 
+/// Matrices of several formats and sizes, one of them without rows.
+#[test]
+fn matmuls_in_one_go_equal_each_by_itself_whatever_the_threads() {
+    let shapes = [
+        (Format::Q8_0, 70),
+        (Format::F32, 0),
+        (Format::Q4_1, 200),
+        (Format::Bf16, 33),
+    ];
+    let width = 96;
+    let stored = shapes.map(|(format, outputs)| stored(outputs * width, format));
+    let weights: [_; 4] = std::array::from_fn(|which| {
+        let (format, outputs) = shapes[which];
+        weight(&stored[which], outputs, width, format)
+    });
+    for rows in [1, 4, MANY] {
+        let values = numbers(rows * width, 1);
+        let mut before = None;
+        for threads in [1, 3] {
+            let ops = Ops::new(Device::cpu(threads).unwrap(), Ledger::default()).unwrap();
+            let x = ops.matrix(rows, width, &values, DType::F32).unwrap();
+            let all = ops.linear_each(&x, weights.each_ref()).unwrap();
+            let all = all.map(|out| out.values().to_vec());
+            for (weight, found) in weights.iter().zip(&all) {
+                assert_eq!(ops.linear(&x, weight).unwrap().values(), found);
+            }
+            assert!(before.is_none_or(|before| before == all));
+            before = Some(all);
+        }
+    }
+}
+
 /// `x · weight` against a plain sum in `f64`.
 fn check_transposed(rows: usize, width: usize, outputs: usize, weight: &Weight<'_>) {
     let ops = ops();
@@ -468,7 +500,8 @@ fn tiles_of_columns_are_whole_chunks() {
     };
     for (first, last) in [(0, 1100), (10, 1000), (255, 256), (256, 512)] {
         let weight = all.rows(first, last);
-        let grid = Grid::new(5, &weight, 2, Microkernel::of(Instructions::best()));
+        let kernel = Microkernel::of(Instructions::best());
+        let grid = Grid::new(5, &weight, weight.rows, 2, kernel);
         let mut end = 0;
         for number in 0..grid.len() {
             let (rows, columns) = grid.tile(number);
