@@ -6,12 +6,14 @@ mod transposed;
 
 use std::{
     ops::Range,
+    sync::atomic::{AtomicUsize, Ordering},
     time::{Duration, Instant},
 };
 
 use rayon::prelude::*;
 use sluice_codec::container::CHUNK_ROWS;
 use sluice_formats::{Format, interleaved::ROWS};
+use sluice_machine::Instructions;
 use sluice_weights::{Weight, WeightData};
 
 use super::{
@@ -102,43 +104,83 @@ impl CpuBackend {
         let instructions = self.instructions();
         let kernel = Microkernel::of(instructions);
         let all_rows = products.iter().map(|product| product.weight.rows).sum();
-        let products = products.map(|product| {
-            let threads = self.device.threads();
-            let grid = Grid::new(x.len(), &product.weight, all_rows, threads, kernel);
-            (grid, product.weight, product.columns(x))
+        let threads = self.device.threads();
+        let jobs = products.map(|product| Job {
+            grid: Grid::new(x.len(), &product.weight, all_rows, threads, kernel),
+            weight: product.weight,
+            out: product.columns(x),
+            taken: AtomicUsize::new(0),
         });
-        let tiles = products.iter().map(|(grid, ..)| grid.len()).sum();
         // Tiles share nothing but their inputs: each thread dequantizes and packs what it needs, so that no barrier is
-        // needed.
-        let each_tile = |mut number: usize| {
-            // Tiles are numbered through all products.
-            let mut products = products.iter();
-            let (grid, weight, out) = loop {
-                let product = products.next().expect("each tile is of a product");
-                match number.checked_sub(product.0.len()) {
-                    Some(after) => number = after,
-                    None => break product,
-                }
-            };
-            let (rows, columns) = grid.tile(number);
-            let part = weight.rows(columns.start, columns.end);
-            // SAFETY: the grids' tiles are disjoint, and so are the products' outputs.
-            let own = unsafe { out.tile(rows.clone(), columns) };
-            let products = QuantizedGemm::of(instructions, &part);
+        // needed. A thread takes one tile after another, and keeps the rows of `x` that it has packed for them.
+        let each_thread = |_| {
             self.scratch.with(|scratch| {
-                if let Some(products) = products {
-                    let x = &x.values()[rows.start * weight.width..rows.end * weight.width];
-                    // SAFETY: rows and columns are inside the output and of this tile alone.
-                    unsafe { products.gemm(x, &part, own.part(&rows, 0, part.rows), scratch) };
-                    return;
+                for job in &jobs {
+                    job.work(x, instructions, &self.clock, scratch);
                 }
-                let kernels = Interleaved::of(instructions);
-                let mut tile = Tile::new(kernel, kernels, x, own, scratch);
-                tile.gemm_tile(&part, 0, &self.clock);
             });
         };
         // On the device's threads from here on: scratch is found by the index of the thread.
-        self.run(|| (0..tiles).into_par_iter().for_each(each_tile));
+        self.run(|| {
+            let threads = (0..threads).into_par_iter().with_max_len(1);
+            threads.for_each(each_thread);
+        });
+    }
+}
+
+/// A matrix while rows are multiplied with it: what of it is yet to be taken by a thread.
+struct Job<'a> {
+    grid: Grid,
+    weight: Weight<'a>,
+    out: Columns,
+    /// Tiles that threads have taken.
+    taken: AtomicUsize,
+}
+
+impl Job<'_> {
+    /// The next tile's rows of `x`, and rows of weights.
+    fn take(&self) -> Option<(Range<usize>, Range<usize>)> {
+        // Relaxed: only which thread takes which tile hangs on it.
+        let number = self.taken.fetch_add(1, Ordering::Relaxed);
+        (number < self.grid.len()).then(|| self.grid.tile(number))
+    }
+
+    /// Multiplies tiles for as long as there are any.
+    fn work(
+        &self,
+        x: &Activation,
+        instructions: Instructions,
+        clock: &PhaseClock,
+        scratch: &mut [f32],
+    ) {
+        let weight = &self.weight;
+        if let Some(products) = QuantizedGemm::of(instructions, weight) {
+            while let Some((rows, columns)) = self.take() {
+                let mut first = Some(columns);
+                // All tiles have these rows, unless those are shared out, too.
+                let mut tiles = || match first.take() {
+                    None if self.grid.tile_rows == x.len() => {
+                        self.take().map(|(_, columns)| columns)
+                    }
+                    first => first,
+                };
+                // SAFETY: tiles are disjoint and taken once, and the products' outputs are, too.
+                let own = unsafe { self.out.tile(rows.clone(), 0..weight.rows) };
+                let out = own.part(&rows, 0, weight.rows);
+                let x = &x.values()[rows.start * weight.width..rows.end * weight.width];
+                // SAFETY: rows and columns are inside the output and of these tiles alone.
+                unsafe { products.gemm(x, weight, out, &mut tiles, scratch) };
+            }
+            return;
+        }
+        let (kernel, kernels) = (Microkernel::of(instructions), Interleaved::of(instructions));
+        while let Some((rows, columns)) = self.take() {
+            let part = weight.rows(columns.start, columns.end);
+            // SAFETY: tiles are disjoint and taken once, and the products' outputs are, too.
+            let own = unsafe { self.out.tile(rows, columns) };
+            let mut tile = Tile::new(kernel, kernels, x, own, scratch);
+            tile.gemm_tile(&part, 0, clock);
+        }
     }
 }
 

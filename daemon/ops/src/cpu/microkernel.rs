@@ -241,10 +241,11 @@ impl Microkernel {
     }
 
     /// Writes word `k` of row `i` at `k * lanes + i`: only moves bits, so that words of packed bytes may go through it.
-    /// `out` begins at this lane.
+    /// `out` begins at this lane; where there are fewer lanes than a vector has, up to a vector behind them is
+    /// overwritten.
     ///
     /// # Panics
-    /// When there are more rows than lanes from there on, or `out` has another length.
+    /// When there are more rows than lanes from there on, or `out` is too short.
     pub(super) fn transpose(
         &self,
         rows: MatrixRows<'_>,
@@ -252,7 +253,7 @@ impl Microkernel {
         lanes: usize,
         lane: usize,
     ) {
-        assert!(lane + rows.count <= lanes && lane + out.len() == lanes * rows.depth);
+        assert!(lane + rows.count <= lanes && lane + out.len() >= lanes * rows.depth);
         // SAFETY: `of` made sure of the instructions; rows and lanes were compared.
         unsafe { (self.transpose)(rows, out, lanes) };
     }

@@ -8,6 +8,8 @@ pub(super) mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod vnni;
 
+use std::ops::Range;
+
 use sluice_formats::{Format, QuantGroups, interleaved::ROWS as ROWS_BESIDE};
 #[cfg(target_arch = "x86_64")]
 use sluice_machine::InstructionSet;
@@ -15,7 +17,7 @@ use sluice_machine::Instructions;
 use sluice_weights::{PIECE, Weight, WeightData};
 
 use super::{
-    interleaved::{FEW_ROWS, Interleaved, PanelLanes, RoundedRows, beside},
+    interleaved::{FEW_ROWS, Interleaved, PanelLanes, RoundedRows},
     linear::rows_of_panel,
     microkernel::{self, COLUMNS_MAX, MatrixRows, Microkernel, TileOutput},
 };
@@ -41,7 +43,7 @@ const LINE: usize = 16;
 
 /// The kernel of one instruction set.
 struct ByteKernel {
-    /// Words from one word of a packed panel of rows to the next.
+    /// Words from one word of a packed panel of rows to the next: as many as rows, since fewer bytes stay in nearer caches.
     lanes: usize,
     /// Weight rows in a panel: columns of a tile.
     columns: usize,
@@ -143,122 +145,165 @@ impl QuantizedGemm {
         })
     }
 
-    /// Multiplies rows of `x`, which are contiguous, by these weights.
+    /// Multiplies rows of `x`, which are contiguous, by those rows of weights that `tiles` returns, one tile after another.
+    /// What is packed of `x` is packed once for all of them.
     ///
     /// # Safety
-    /// The output's columns of all rows are nobody else's.
+    /// The output's columns of these tiles, of all rows, are nobody else's.
     pub(super) unsafe fn gemm(
         &self,
         x: &[f32],
         weight: &Weight<'_>,
         out: TileOutput,
+        tiles: &mut dyn FnMut() -> Option<Range<usize>>,
         scratch: &mut [f32],
     ) {
         let width = weight.width;
-        let done = match x.len() / width {
-            // SAFETY: as the caller says.
-            1..=FEW_ROWS => unsafe { self.gemm_few(x, weight, out, scratch) },
-            _ => 0,
+        // The tiles that this thread has taken, and whether there may be more.
+        let (first, mut has_more) = match (self.interleaved, x.len() / width) {
+            (Some(kernels), 1..=FEW_ROWS) if weight.side_by_side(0).is_some() => {
+                // SAFETY: as the caller says.
+                let rest = unsafe { self.gemm_few(kernels, x, weight, out, tiles, scratch) };
+                (rest, false)
+            }
+            _ => (tiles(), true),
         };
-        if done == weight.rows {
+        let mut taken: Vec<_> = first.into_iter().collect();
+        if taken.is_empty() {
             return;
         }
-        let (weight, out) = (&weight.rows(done, weight.rows), out.at_column(done));
-        let (lanes, tile_columns) = (self.kernel.lanes, self.kernel.columns);
         // As in `linear`: vectors that straddle cache lines take twice as long to load.
         let line = scratch.as_ptr().align_offset(LINE * size_of::<f32>());
-        let (packed, scratch) = scratch[line..].split_at_mut(PACKED_LEN);
-        let (panel, scratch) = scratch.split_at_mut(PANEL_LEN);
-        let (scales, scratch) = scratch.split_at_mut(SCALES_LEN);
-        let (loose_scales, scratch) = scratch.split_at_mut(SCALES_LEN);
-        let (loose, scratch) = scratch.split_at_mut(PANEL_LEN);
-        let rounded = &mut scratch[..ROUNDED_LEN];
-        // Words of a panel of rows: bytes, and two values for each group.
-        let words = |depth: usize| lanes * (depth / BYTES + 2 * depth / self.groups.len);
-        let tiles = (self.kernel.tiles)(self.groups);
-        let rows_max = PACKED_LEN / words(DEPTH) * ROWS;
+        let (packed, scratch) = scratch[line..].split_at_mut(PACKED_LEN + LINE);
+        let mut buffers = Buffers::new(scratch);
+        let rows_max = PACKED_LEN / self.packed_words(DEPTH) * ROWS;
         let count = x.len() / width;
         for first in (0..count).step_by(rows_max) {
-            let rows = rows_max.min(count - first);
-            let x = &x[first * width..][..rows * width];
-            let panels = rows.div_ceil(ROWS);
-            // As many blocks of the depth as fit: each row of weights is then read in a long stretch.
-            let blocks = (PACKED_LEN / (panels * words(DEPTH))).max(1);
-            // Panels of nearly equal size, as in the `f32` kernel.
-            let place = |panel: usize| {
-                let from = panel * rows / panels;
-                (from, (panel + 1) * rows / panels - from)
+            let rows = RowPanels {
+                first,
+                count: rows_max.min(count - first),
             };
+            // As many blocks of the depth as fit: each row of weights is then read in a long stretch.
+            let blocks = (PACKED_LEN / (rows.panels() * self.packed_words(DEPTH))).max(1);
             for from in (0..width).step_by(blocks * DEPTH) {
                 let span = from..width.min(from + blocks * DEPTH);
-                // Block after block, panel after panel: the order in which the loops below read them.
-                let mut rest = &mut packed[..];
-                for from in span.clone().step_by(DEPTH) {
-                    let depth = DEPTH.min(span.end - from);
-                    for panel in 0..panels {
-                        let (row, rows) = place(panel);
-                        let (target, after) = rest.split_at_mut(words(depth));
-                        rest = after;
-                        let x = MatrixRows::new(&x[row * width + from..], width, rows, depth);
-                        self.pack(x, rounded, target);
-                    }
-                }
-                // Weights outside, rows inside: a panel's bytes are unpacked once and stay in L1 while all packed rows
-                // go past.
-                for column in (0..weight.rows).step_by(tile_columns) {
-                    let columns = tile_columns.min(weight.rows - column);
-                    let weight = weight.rows(column, column + columns);
-                    let mut rest = &packed[..];
-                    for from in span.clone().step_by(DEPTH) {
-                        let depth = DEPTH.min(span.end - from);
-                        let groups = depth / self.groups.len;
-                        let scales = &mut scales[..2 * tile_columns * groups];
-                        let panel = &mut panel[..tile_columns * depth / BYTES];
-                        let source = Source {
-                            weight: &weight,
-                            from,
-                            depth,
-                        };
-                        self.pack_weights(&source, loose, loose_scales, panel, scales);
-                        for number in 0..panels {
-                            let (row, rows) = place(number);
-                            let (x, after) = rest.split_at(words(depth));
-                            rest = after;
-                            let out = TileOutput {
-                                start: out.start.wrapping_add((first + row) * out.stride + column),
-                                columns,
-                                adds: out.adds || from > 0,
-                                ..out
-                            };
-                            let (x, numbers) = x.split_at(lanes * depth / BYTES);
-                            // SAFETY: `of` made sure of the instructions; these are some of the caller's rows and columns.
-                            unsafe { tiles[rows - 1](x, numbers, panel, scales, out) };
+                self.pack(x, width, &rows, &span, buffers.rounded, packed);
+                let mut index = 0;
+                loop {
+                    if index == taken.len() {
+                        match has_more.then(&mut *tiles).flatten() {
+                            Some(tile) => taken.push(tile),
+                            None => break,
                         }
                     }
+                    let tile = taken[index].clone();
+                    // SAFETY: as the caller says.
+                    unsafe {
+                        self.multiply(weight, tile, &rows, &span, packed, out, &mut buffers);
+                    }
+                    index += 1;
+                }
+                // What follows is added to what this thread has begun, or goes to other rows of it.
+                has_more = false;
+            }
+        }
+    }
+
+    /// Words of a packed panel of rows: two values for each group, then bytes.
+    fn packed_words(&self, depth: usize) -> usize {
+        self.kernel.lanes * (2 * depth / self.groups.len + depth / BYTES)
+    }
+
+    /// Packs a part of the depth of some rows: block after block, panel after panel, the order in which they are multiplied.
+    fn pack(
+        &self,
+        x: &[f32],
+        width: usize,
+        rows: &RowPanels,
+        span: &Range<usize>,
+        rounded: &mut [f32],
+        packed: &mut [f32],
+    ) {
+        let mut rest = packed;
+        for from in span.clone().step_by(DEPTH) {
+            let depth = DEPTH.min(span.end - from);
+            let words = self.packed_words(depth);
+            for (row, count) in rows.places() {
+                let x = MatrixRows::new(&x[row * width + from..], width, count, depth);
+                self.pack_panel(x, rounded, &mut rest[..words + LINE]);
+                rest = &mut rest[words..];
+            }
+        }
+    }
+
+    /// Multiplies packed rows by the weight rows of a tile.
+    ///
+    /// # Safety
+    /// As [`QuantizedGemm::gemm`].
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "both operands, and what they go through"
+    )]
+    unsafe fn multiply(
+        &self,
+        weight: &Weight<'_>,
+        tile: Range<usize>,
+        rows: &RowPanels,
+        span: &Range<usize>,
+        packed: &[f32],
+        out: TileOutput,
+        buffers: &mut Buffers<'_>,
+    ) {
+        let tile_columns = self.kernel.columns;
+        let kernels = (self.kernel.tiles)(self.groups);
+        // Weights outside, rows inside: a panel's bytes are unpacked once and stay in L1 while all packed rows go past.
+        for column in tile.clone().step_by(tile_columns) {
+            let columns = tile_columns.min(tile.end - column);
+            let weight = weight.rows(column, column + columns);
+            let mut rest = packed;
+            for from in span.clone().step_by(DEPTH) {
+                let depth = DEPTH.min(span.end - from);
+                let groups = depth / self.groups.len;
+                let source = Source {
+                    weight: &weight,
+                    from,
+                    depth,
+                };
+                self.pack_weights(&source, buffers);
+                let panel = &buffers.panel[..tile_columns * depth / BYTES];
+                let scales = &buffers.scales[..2 * tile_columns * groups];
+                for (row, count) in rows.places() {
+                    let (x, after) = rest.split_at(self.packed_words(depth));
+                    rest = after;
+                    let out = TileOutput {
+                        start: out.start.wrapping_add(row * out.stride + column),
+                        columns,
+                        adds: out.adds || from > 0,
+                        ..out
+                    };
+                    let (numbers, x) = x.split_at(2 * self.kernel.lanes * groups);
+                    // SAFETY: `of` made sure of the instructions; these are some of the caller's rows and columns.
+                    unsafe { kernels[count - 1](x, numbers, panel, scales, out) };
                 }
             }
         }
     }
 
-    /// Multiplies few rows by those weights at the beginning whose rows lie beside each other, and returns how many weight
-    /// rows those were.
+    /// [`QuantizedGemm::gemm`] for few rows and weights whose rows lie beside each other; returns the weight rows at the end
+    /// that don't.
     ///
     /// # Safety
     /// As [`QuantizedGemm::gemm`].
     unsafe fn gemm_few(
         &self,
+        kernels: &Interleaved,
         x: &[f32],
         weight: &Weight<'_>,
         out: TileOutput,
+        tiles: &mut dyn FnMut() -> Option<Range<usize>>,
         scratch: &mut [f32],
-    ) -> usize {
-        let Some(kernels) = self.interleaved else {
-            return 0;
-        };
-        let mut groups = beside(weight).peekable();
-        if groups.peek().is_none() {
-            return 0;
-        }
+    ) -> Option<Range<usize>> {
+        let mut tile = tiles()?;
         let (words, scratch) = scratch.split_at_mut(x.len() / BYTES);
         let numbers = &mut scratch[..2 * x.len() / self.groups.len];
         // As one row: groups don't straddle rows.
@@ -269,19 +314,26 @@ impl QuantizedGemm {
         }
         let kernel = (kernels.multiply_quants)(weight.format)[x.len() / weight.width - 1];
         let rows = RoundedRows { words, numbers };
-        let mut done = 0;
-        for bytes in groups {
-            // SAFETY: `of` made sure of the instructions; the caller vouches for the output.
-            unsafe { kernel(rows, bytes, out.at_column(done)) };
-            done += ROWS_BESIDE;
+        loop {
+            while !tile.is_empty()
+                && let Some(bytes) = weight.side_by_side(tile.start)
+            {
+                // SAFETY: `of` made sure of the instructions; the caller vouches for the output.
+                unsafe { kernel(rows, bytes, out.at_column(tile.start)) };
+                tile.start += ROWS_BESIDE;
+            }
+            // Only the last rows of a weight lie one after another.
+            if !tile.is_empty() {
+                return Some(tile);
+            }
+            tile = tiles()?;
         }
-        done
     }
 
-    /// Rounds rows of `x` and packs them.
-    fn pack(&self, x: MatrixRows<'_>, rounded: &mut [f32], target: &mut [f32]) {
+    /// Rounds rows of `x` and packs them. What stands behind them may be overwritten.
+    fn pack_panel(&self, x: MatrixRows<'_>, rounded: &mut [f32], target: &mut [f32]) {
         let (rows, depth, lanes) = (x.count(), x.depth(), self.kernel.lanes);
-        let (bytes, numbers) = target.split_at_mut(lanes * depth / BYTES);
+        let (numbers, bytes) = target.split_at_mut(2 * lanes * depth / self.groups.len);
         let words = depth / BYTES;
         for row in 0..rows {
             let rounded = bytemuck::cast_slice_mut(&mut rounded[row * words..][..words]);
@@ -297,14 +349,17 @@ impl QuantizedGemm {
     }
 
     /// Unpacks the weights' bytes and packs them with their scales and minima.
-    fn pack_weights(
-        &self,
-        source: &Source<'_>,
-        loose: &mut [f32],
-        loose_scales: &mut [f32],
-        panel: &mut [f32],
-        scales: &mut [f32],
-    ) {
+    fn pack_weights(&self, source: &Source<'_>, buffers: &mut Buffers<'_>) {
+        let Buffers {
+            panel,
+            scales,
+            loose,
+            loose_scales,
+            ..
+        } = buffers;
+        let columns = self.kernel.columns;
+        let panel = &mut panel[..columns * source.depth / BYTES];
+        let scales = &mut scales[..2 * columns * source.depth / self.groups.len];
         for (lane, rows) in rows_of_panel(source.weight) {
             match (self.interleaved, source.weight.side_by_side(lane)) {
                 (Some(kernels), Some(bytes)) => {
@@ -376,6 +431,55 @@ impl QuantizedGemm {
     }
 }
 
+/// Rows of `x` that are packed together.
+struct RowPanels {
+    first: usize,
+    count: usize,
+}
+
+impl RowPanels {
+    fn panels(&self) -> usize {
+        self.count.div_ceil(ROWS)
+    }
+
+    /// The first row and the number of rows of each panel: of nearly equal size, as in the `f32` kernel.
+    fn places(&self) -> impl Iterator<Item = (usize, usize)> {
+        let (first, count, panels) = (self.first, self.count, self.panels());
+        (0..panels).map(move |panel| {
+            let from = panel * count / panels;
+            (first + from, (panel + 1) * count / panels - from)
+        })
+    }
+}
+
+/// What a panel of weights goes through.
+struct Buffers<'a> {
+    /// Bytes of a panel, and the scales and minima of its groups.
+    panel: &'a mut [f32],
+    scales: &'a mut [f32],
+    /// The same row after row.
+    loose: &'a mut [f32],
+    loose_scales: &'a mut [f32],
+    /// Rows of `x` after rounding, in their own order.
+    rounded: &'a mut [f32],
+}
+
+impl<'a> Buffers<'a> {
+    fn new(scratch: &'a mut [f32]) -> Self {
+        let (panel, scratch) = scratch.split_at_mut(PANEL_LEN);
+        let (scales, scratch) = scratch.split_at_mut(SCALES_LEN);
+        let (loose, scratch) = scratch.split_at_mut(PANEL_LEN);
+        let (loose_scales, scratch) = scratch.split_at_mut(SCALES_LEN);
+        Self {
+            panel,
+            scales,
+            loose,
+            loose_scales,
+            rounded: &mut scratch[..ROUNDED_LEN],
+        }
+    }
+}
+
 /// A part of the depth of a panel's weights.
 struct Source<'a> {
     weight: &'a Weight<'a>,
@@ -384,184 +488,4 @@ struct Source<'a> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use sluice_formats::noise::Noise;
-
-    /// Words that a product of these tests takes of scratch.
-    const SCRATCH_LEN: usize = 1 << 20;
-
-    fn numbers(count: usize, seed: u64) -> Vec<f32> {
-        let noise = Noise::new(seed);
-        (0..count)
-            .map(|i| noise.uniform(0, i as u64, 0) as f32 - 0.5)
-            .collect()
-    }
-
-    fn stored(values: &[f32], format: Format) -> Vec<u8> {
-        let mut bytes = vec![0; format.bytes(values.len())];
-        quantize::store(format, values, &mut bytes);
-        bytes
-    }
-
-    /// A row's bytes, and its blocks' scales, as every kernel rounds them.
-    fn rounded(row: &[f32]) -> (Vec<i8>, Vec<f32>) {
-        let (mut bytes, mut scales) = (Vec::new(), Vec::new());
-        for block in row.chunks_exact(BLOCK) {
-            let size = block.iter().fold(0.0, |size: f32, x| size.max(x.abs()));
-            let inverse = if size > 0.0 { 127.0 / size } else { 0.0 };
-            bytes.extend(block.iter().map(|x| (x * inverse).round_ties_even() as i8));
-            scales.push(size / 127.0);
-        }
-        (bytes, scales)
-    }
-
-    /// Products of rounded rows, by every kernel that runs here, beside plain sums.
-    fn check(x: &[f32], bytes: &[u8], width: usize, format: Format) {
-        let groups = format.groups().expect("formats with groups are asked for");
-        let rows = x.len() / width;
-        let columns = bytes.len() / format.bytes(width);
-        let weight = Weight {
-            format,
-            rows: columns,
-            width,
-            data: WeightData::Host(bytes),
-            weights_version: 0,
-        };
-        let mut widened = vec![0.0; columns * width];
-        format.dequantize(bytes, &mut widened);
-        let x_rounded: Vec<f64> = (x.chunks_exact(width))
-            .flat_map(|row| {
-                let (bytes, scales) = rounded(row);
-                let numbers = bytes.into_iter().enumerate();
-                let numbers =
-                    numbers.map(|(k, byte)| f64::from(byte) * f64::from(scales[k / BLOCK]));
-                numbers.collect::<Vec<_>>()
-            })
-            .collect();
-        let stride = columns + 3;
-        let mut scratch = vec![0.0; SCRATCH_LEN];
-        let kernels = ByteKernel::all().into_iter();
-        for kernel in kernels.filter(|kernel| groups.bits <= kernel.bits_max) {
-            for adds in [false, true] {
-                let mut out = vec![1.0; rows * stride];
-                let target = TileOutput {
-                    start: out.as_mut_ptr(),
-                    stride,
-                    columns,
-                    adds,
-                };
-                let products = QuantizedGemm {
-                    kernel,
-                    groups,
-                    interleaved: None,
-                };
-                // SAFETY: the output has all rows and columns, and nobody else has it.
-                unsafe { products.gemm(x, &weight, target, &mut scratch) };
-                for (index, found) in out.into_iter().enumerate() {
-                    let (row, column) = (index / stride, index % stride);
-                    if column >= columns {
-                        assert!(found == 1.0, "written beyond the columns");
-                        continue;
-                    }
-                    let x = &x_rounded[row * width..][..width];
-                    let products = x.iter().zip(&widened[column * width..][..width]);
-                    let products = products.map(|(x, w)| x * f64::from(*w));
-                    let (sum, sizes) = products.fold((0.0, 0.0), |(sum, sizes), product| {
-                        (sum + product, sizes + product.abs())
-                    });
-                    let expected = sum + f64::from(u8::from(adds));
-                    assert!(
-                        (f64::from(found) - expected).abs() <= 3e-6 * (sizes + 1.0),
-                        "{} of {rows} rows at {row}, {column}: {found} for {expected}",
-                        format.name()
-                    );
-                }
-            }
-        }
-    }
-
-    fn formats() -> impl Iterator<Item = Format> {
-        (Format::ALL.into_iter()).filter(|format| format.groups().is_some())
-    }
-
-    /// For every tile, some beside each other, parts of panels, and more than a block of the depth.
-    #[test]
-    fn kernels_equal_a_plain_sum() {
-        for format in formats() {
-            for rows in 1..=2 * ROWS + 1 {
-                for (blocks, columns) in [(1, 1), (1, 33), (3, COLUMNS_MAX + 13)] {
-                    let width = 256 * blocks;
-                    let weights = stored(&numbers(columns * width, 2), format);
-                    check(&numbers(rows * width, 1), &weights, width, format);
-                }
-            }
-        }
-    }
-
-    /// Blocks that end before a block of the depth does.
-    #[test]
-    fn kernels_equal_a_plain_sum_of_few_groups() {
-        for format in formats().filter(|format| format.block_len() == BLOCK) {
-            for rows in [1, 5] {
-                let weights = stored(&numbers(20 * 3 * BLOCK, 2), format);
-                check(&numbers(rows * 3 * BLOCK, 1), &weights, 3 * BLOCK, format);
-            }
-        }
-    }
-
-    /// What is added up in 16 bits fits there even so.
-    #[test]
-    fn the_largest_products_fit() {
-        const WIDTH: usize = 512;
-        const COLUMNS: usize = 17;
-        for format in formats() {
-            let group = format.groups().map_or(1, |groups| groups.len);
-            // One at the other end, for scales and minima to span.
-            let weights: Vec<f32> = (0..COLUMNS * WIDTH)
-                .map(|k| if k % group == 0 { -1.0 } else { 1.0 })
-                .collect();
-            let mut weights = stored(&weights, format);
-            if format == Format::Q8_0 {
-                for block in weights.chunks_exact_mut(format.block_bytes()) {
-                    // -128, which rounding never comes to.
-                    block[2..].fill(0x80);
-                }
-            }
-            for x in [1.0, -1.0] {
-                for rows in [1, ROWS] {
-                    check(&vec![x; rows * WIDTH], &weights, WIDTH, format);
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn rows_are_rounded_alike() {
-        let mut x = numbers(4 * BLOCK, 3);
-        x[BLOCK..2 * BLOCK].fill(0.0);
-        // Halves, which are rounded to even.
-        let halves = (0..BLOCK).map(|k| k as f32 - 15.5);
-        x.splice(2 * BLOCK..3 * BLOCK, halves);
-        x[2 * BLOCK] = 127.0;
-        let (expected, expected_scales) = rounded(&x);
-        for kernel in ByteKernel::all() {
-            for group in [16, BLOCK] {
-                let groups = x.len() / group;
-                let mut bytes = vec![0; x.len()];
-                let mut numbers = vec![0.0; 2 * groups * kernel.lanes];
-                // SAFETY: the CPU runs the kernel.
-                unsafe { (kernel.round)(&x, &mut bytes, &mut numbers, 1, kernel.lanes, group) };
-                assert_eq!(bytes, expected);
-                for (index, numbers) in numbers.chunks_exact(2 * kernel.lanes).enumerate() {
-                    let scale = expected_scales[index * group / BLOCK];
-                    let sum: i32 = (expected[index * group..][..group].iter())
-                        .map(|&byte| i32::from(byte))
-                        .sum();
-                    assert_eq!(numbers[1], scale);
-                    assert_eq!(numbers[kernel.lanes + 1], scale * sum as f32);
-                }
-            }
-        }
-    }
-}
+mod tests;

@@ -86,7 +86,8 @@ pub(in crate::cpu) fn elements(vector: __m256) -> [f32; VECTOR] {
 
 #[target_feature(enable = "avx2")]
 unsafe fn transpose(rows: MatrixRows<'_>, out: &mut [f32], lanes: usize) {
-    assert!(rows.count <= lanes && lanes.is_multiple_of(VECTOR));
+    // Where lanes are fewer than a vector has, each store writes over what the next one writes anew.
+    assert!(rows.count <= lanes && (lanes.is_multiple_of(VECTOR) || lanes < VECTOR));
     for first in (0..rows.count).step_by(VECTOR) {
         let rows = rows.part(first, VECTOR.min(rows.count - first));
         // AVX2 loads have no masks that are as cheap as AVX-512's: what is left of the depth goes element by element

@@ -104,7 +104,8 @@ fn store(vector: __m512, out: &mut [f32]) {
 
 #[target_feature(enable = "avx512f")]
 unsafe fn transpose(rows: MatrixRows<'_>, out: &mut [f32], lanes: usize) {
-    assert!(rows.count <= lanes && lanes.is_multiple_of(VECTOR));
+    // Where lanes are fewer than a vector has, each store writes over what the next one writes anew.
+    assert!(rows.count <= lanes && (lanes.is_multiple_of(VECTOR) || lanes < VECTOR));
     for first in (0..rows.count).step_by(VECTOR) {
         let last = VECTOR.min(rows.count - first) - 1;
         for from in (0..rows.depth).step_by(VECTOR) {

@@ -14,9 +14,10 @@ use super::{
 
 const VECTOR: usize = 8;
 const COLUMNS: usize = 2 * VECTOR;
+const LANES: usize = ROWS;
 
 pub(super) static KERNEL: ByteKernel = ByteKernel {
-    lanes: VECTOR,
+    lanes: LANES,
     columns: COLUMNS,
     words: &WORDS,
     round,
@@ -70,8 +71,8 @@ unsafe fn tile<const ROWS: usize, const STEPS: usize, const RUN: usize>(
     scales: &[f32],
     out: TileOutput,
 ) {
-    let x = x.as_chunks::<VECTOR>().0.as_chunks::<STEPS>().0;
-    let numbers = elements.as_chunks::<VECTOR>().0.as_chunks::<2>().0;
+    let x = x.as_chunks::<LANES>().0.as_chunks::<STEPS>().0;
+    let numbers = elements.as_chunks::<LANES>().0.as_chunks::<2>().0;
     let panel = (panel.as_chunks::<VECTOR>().0.as_chunks::<2>().0)
         .as_chunks::<STEPS>()
         .0;
@@ -111,7 +112,7 @@ unsafe fn tile<const ROWS: usize, const STEPS: usize, const RUN: usize>(
 #[inline]
 #[target_feature(enable = "avx2")]
 fn whole<const ROWS: usize, const STEPS: usize, const RUN: usize>(
-    x: &[[f32; VECTOR]; STEPS],
+    x: &[[f32; LANES]; STEPS],
     weights: &[&[f32; VECTOR]; STEPS],
 ) -> [__m256i; ROWS] {
     let mut whole = [_mm256_setzero_si256(); ROWS];
@@ -306,9 +307,9 @@ mod tests {
             };
             let (panel, packed) = (
                 words(&weights(COLUMNS, 1)),
-                words(bytemuck::cast_slice(&x(VECTOR, 2))),
+                words(bytemuck::cast_slice(&x(LANES, 2))),
             );
-            let numbers = random_scales(2 * VECTOR * count, 3);
+            let numbers = random_scales(2 * LANES * count, 3);
             let scales = random_scales(2 * COLUMNS * count, 4);
             for rows in 0..ROWS {
                 let [expected, found] = kernels.map(|kernel| {

@@ -8,7 +8,7 @@ use super::{
 };
 
 const VECTOR: usize = 16;
-const LANES: usize = VECTOR;
+const LANES: usize = super::ROWS;
 const COLUMNS: usize = 2 * VECTOR;
 
 pub(super) static KERNEL: ByteKernel = ByteKernel {
