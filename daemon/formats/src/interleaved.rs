@@ -165,27 +165,42 @@ fn each_group(
 }
 
 impl Pieces {
+    /// The same pieces, of a whole row of this many bytes where all of a block's are alike: fewer and longer loops.
+    const fn of_rows(self, stride: usize) -> Self {
+        let blocks = stride / self.bytes();
+        match self {
+            Self {
+                leading: 0,
+                trailing: 0,
+                ..
+            }
+            | Self { words: 0, .. } => Self {
+                elements: blocks * self.elements,
+                leading: blocks * self.leading,
+                words: blocks * self.words,
+                trailing: blocks * self.trailing,
+            },
+            _ => self,
+        }
+    }
+
     fn interleave(self, rows: &[u8], out: &mut [u8]) {
-        let pieces = self;
         #[inline(always)]
         fn all(pieces: Pieces, rows: &[u8], out: &mut [u8]) {
-            let stride = rows.len() / ROWS;
-            let mut targets = out.chunks_exact_mut(ROWS * pieces.bytes());
-            for start in (0..stride).step_by(pieces.bytes()) {
-                let target = targets.next().expect("as many blocks come out");
-                let row = |row: usize| &rows[row * stride + start..][..pieces.bytes()];
-                let (leading, rest) = target.split_at_mut(ROWS * 2 * pieces.leading);
+            let (stride, len) = (rows.len() / ROWS, pieces.bytes());
+            let (words_at, trailing_at) =
+                (2 * pieces.leading, 2 * pieces.leading + 4 * pieces.words);
+            let blocks = (0..stride).step_by(len);
+            for (start, out) in blocks.zip(out.chunks_exact_mut(ROWS * len)) {
+                let (leading, rest) = out.split_at_mut(ROWS * words_at);
                 let (words, trailing) = rest.split_at_mut(ROWS * 4 * pieces.words);
-                let (words_at, trailing_at) =
-                    (2 * pieces.leading, 2 * pieces.leading + 4 * pieces.words);
-                for lane in 0..ROWS {
-                    let row = row(lane);
-                    side_by_side::<2>(&row[..words_at], lane, leading);
-                    side_by_side::<4>(&row[words_at..trailing_at], lane, words);
-                    side_by_side::<2>(&row[trailing_at..], lane, trailing);
-                }
+                let rows = &rows[start..];
+                side_by_side::<2>(rows, stride, leading);
+                side_by_side::<4>(&rows[words_at..], stride, words);
+                side_by_side::<2>(&rows[trailing_at..], stride, trailing);
             }
         }
+        let pieces = self.of_rows(rows.len() / ROWS);
         widest!(all(pieces: Pieces, rows: &[u8], out: &mut [u8]));
     }
 
@@ -205,13 +220,21 @@ impl Pieces {
     }
 }
 
-/// Writes a row's pieces to its lane.
+/// Writes pieces of 16 rows, which begin `stride` bytes apart, side by side.
 #[inline(always)]
-fn side_by_side<const BYTES: usize>(row: &[u8], lane: usize, out: &mut [u8]) {
-    let pieces = row.as_chunks::<BYTES>().0;
-    let lanes = out.as_chunks_mut::<BYTES>().0.as_chunks_mut::<ROWS>().0;
-    for (piece, lanes) in pieces.iter().zip(lanes) {
-        lanes[lane] = *piece;
+fn side_by_side<const BYTES: usize>(rows: &[u8], stride: usize, out: &mut [u8]) {
+    let out = out.as_chunks_mut::<BYTES>().0.as_chunks_mut::<ROWS>().0;
+    if out.is_empty() {
+        return;
+    }
+    let mut pieces = [&[][..]; ROWS];
+    for (row, pieces) in pieces.iter_mut().enumerate() {
+        *pieces = &rows[row * stride..].as_chunks::<BYTES>().0[..out.len()];
+    }
+    for (index, lanes) in out.iter_mut().enumerate() {
+        for (lane, pieces) in lanes.iter_mut().zip(pieces) {
+            *lane = pieces[index];
+        }
     }
 }
 
