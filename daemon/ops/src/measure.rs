@@ -14,9 +14,9 @@ use std::{
 use rustix::fs::MemfdFlags;
 use sluice_codec::{CompressedMatrix, Encoded, Scheme};
 use sluice_cuda::{CudaError, Gpu};
-use sluice_formats::{DType, Format};
+use sluice_formats::{DType, Format, interleaved::ROWS};
 use sluice_machine::{LinearRate, MemoryKind, POINTS, Rates, mapped::MappedBuffer};
-use sluice_weights::{Weight, WeightData, compression::compress};
+use sluice_weights::{InterleavedRows, Weight, WeightData, compression::compress};
 
 use self::busy::CpuTicks;
 pub use self::sample::{CompressedSample, GpuSample};
@@ -283,6 +283,18 @@ fn time_weight(
         1 => large(format),
         _ => (SMALL_SIDE, SMALL_SIDE),
     };
+    let memory = match memory {
+        // Every byte is the same, so that no order has to be made: as weights lie that stay in memory.
+        WeightData::Host(bytes)
+            if ops.device().interleaves_weights() && format.interleaves(width) =>
+        {
+            WeightData::Interleaved(InterleavedRows {
+                bytes: &bytes[..format.bytes(outputs * width)],
+                first_row: 0,
+            })
+        }
+        _ => memory,
+    };
     let weight = weight(format, (outputs, width), memory);
     let x = ops.probe_rows(rows, &weight)?;
     let seconds = ops.time(1, &mut || ops.linear(&x, &weight).map(drop))?;
@@ -291,7 +303,8 @@ fn time_weight(
 
 /// Rows and width of a matrix that most caches do not hold.
 fn large(format: Format) -> (usize, usize) {
-    (LARGE_BYTES / format.bytes(LARGE_WIDTH), LARGE_WIDTH)
+    let rows = LARGE_BYTES / format.bytes(LARGE_WIDTH);
+    (rows - rows % ROWS, LARGE_WIDTH)
 }
 
 /// A weight of this shape in the first bytes of the memory.
