@@ -12,7 +12,7 @@ use std::{error::Error, fs, path::Path, time::Duration};
 
 use sluice_engine::{Engine, EngineOptions, Generate, PlanSettings};
 use sluice_formats::noise::Noise;
-use sluice_measure::checkpoints::source;
+use sluice_measure::{checkpoints::source, engine_options};
 use sluice_ops::device::DeviceChoice;
 use sluice_shared::{sampling::EosPolicy, units};
 
@@ -34,7 +34,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let engine = Engine::start(EngineOptions {
         device,
-        ..EngineOptions::default()
+        ..engine_options()?
     })?;
     let settings = PlanSettings {
         level,

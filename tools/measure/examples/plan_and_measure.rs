@@ -8,6 +8,7 @@ use std::{error::Error, fs, path::PathBuf};
 
 use sluice_checkpoint::Source;
 use sluice_engine::{Budget, Engine, EngineOptions, Generate, PlanOptions, PlanSettings};
+use sluice_measure::engine_options;
 use sluice_plan::{Plan, Workload};
 use sluice_shared::{sampling::EosPolicy, units};
 
@@ -28,7 +29,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let engine = Engine::start(EngineOptions {
         weight_cache: derivatives,
-        ..EngineOptions::default()
+        ..engine_options()?
     })?;
     let model = engine.load_now(Source::Folder(folder), settings)?;
     let workload = Workload::new(canvas, BLOCK.min(canvas), 1);
