@@ -24,6 +24,8 @@ pub struct Profile {
     pub threads: usize,
     /// The vector instructions that the CPU's kernels use.
     pub instructions: Instructions,
+    /// What rows and plain weights are rounded to where the CPU multiplies them: `f32`, which rounds nothing, or `bf16`.
+    pub product_dtype: DType,
     /// The GPU that computes; `None` on the CPU.
     pub gpu: Option<GpuProfile>,
 }
@@ -48,6 +50,7 @@ impl Profile {
         Self {
             threads,
             instructions: Instructions::best(),
+            product_dtype: DType::F32,
             gpu: None,
         }
     }

@@ -18,11 +18,12 @@ mod vectors;
 use std::sync::Arc;
 
 use rayon::prelude::*;
+use sluice_formats::Format;
 use sluice_machine::Instructions;
 use sluice_weights::{RopePairs, Weight};
 
 use self::scratch::Scratch;
-pub(super) use self::{linear::Product, quantized::rounds_rows};
+pub(super) use self::linear::Product;
 use super::{Activation, Indices, RopeTable, clock::PhaseClock};
 use crate::{
     OpsError,
@@ -32,6 +33,11 @@ use crate::{
 
 /// Elements that one thread computes sooner than it shares them with others.
 const FEW_ELEMENTS: usize = 4096;
+
+/// Whether rows are rounded before they are multiplied with weights of this format.
+pub(super) fn rounds_rows(device: &Device, format: Format) -> bool {
+    quantized::rounds_rows(device.instructions(), format) || linear::rounds_to_bf16(device, format)
+}
 
 /// The threads and the scratch memory of each.
 pub(super) struct CpuBackend {

@@ -53,7 +53,7 @@ impl fmt::Debug for Device {
 
 impl Device {
     /// The chosen device, with `threads` threads of the machine (0: one a core). A GPU computes in `dtype`; `None`: in
-    /// what suits it best.
+    /// what suits it best. The CPU multiplies in `bf16` if that is asked for, else in `f32`.
     ///
     /// # Errors
     /// When a GPU that was named cannot be used, or threads cannot be started.
@@ -64,10 +64,9 @@ impl Device {
     ) -> Result<OpenedDevice, OpsError> {
         let (opened, is_needed) = match choice {
             DeviceChoice::Cpu => {
-                let (device, no_gpu) = (Self::cpu(threads)?, None);
                 return Ok(OpenedDevice {
-                    device,
-                    gpu_unavailable: no_gpu,
+                    device: Self::cpu_computing_in(dtype, threads)?,
+                    gpu_unavailable: None,
                 });
             }
             DeviceChoice::Auto => (first_gpu(), false),
@@ -81,7 +80,7 @@ impl Device {
             // Only `Auto` may fall back: who names a GPU is never served by the CPU unasked.
             Err(unavailable) if is_needed => return Err(OpsError::NoGpu(unavailable)),
             Err(unavailable) => OpenedDevice {
-                device: Self::cpu(threads)?,
+                device: Self::cpu_computing_in(dtype, threads)?,
                 gpu_unavailable: Some(unavailable),
             },
         })
@@ -97,6 +96,15 @@ impl Device {
             profile: Profile::cpu(workers.threads()),
             workers,
             gpu: None,
+        })
+    }
+
+    fn cpu_computing_in(dtype: Option<DType>, threads: usize) -> Result<Self, OpsError> {
+        let cpu = Self::cpu(threads)?;
+        Ok(match dtype {
+            Some(DType::Bf16) => cpu.with_bf16_products(),
+            // No CPU multiplies f16 faster than f32.
+            _ => cpu,
         })
     }
 
@@ -145,6 +153,14 @@ impl Device {
     #[must_use]
     pub fn with_instructions(mut self, instructions: Instructions) -> Self {
         self.profile.instructions = instructions;
+        self
+    }
+
+    /// The same device, which on the CPU rounds rows and plain weights to bf16 before it multiplies them. Sums, and all else,
+    /// stay `f32`.
+    #[must_use]
+    pub fn with_bf16_products(mut self) -> Self {
+        self.profile.product_dtype = DType::Bf16;
         self
     }
 
@@ -204,6 +220,12 @@ impl Device {
     #[must_use]
     pub fn dtype(&self) -> DType {
         self.profile.gpu.map_or(DType::F32, |gpu| gpu.dtype)
+    }
+
+    /// The dtype that factors of matmuls with plain weights have: a GPU's activations, or what the CPU rounds to.
+    #[must_use]
+    pub fn product_dtype(&self) -> DType {
+        (self.profile.gpu).map_or(self.profile.product_dtype, |gpu| gpu.dtype)
     }
 
     /// Whether its kernels read weights whose rows lie [beside each other](sluice_formats::interleaved).

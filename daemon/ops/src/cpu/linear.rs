@@ -2,6 +2,7 @@
 //! scratch, packed there, and multiplied by all rows while they are in the nearest cache. All that differs between
 //! formats is how a tile is dequantized.
 
+mod pairs;
 mod transposed;
 
 use std::{
@@ -16,6 +17,8 @@ use sluice_formats::{Format, interleaved::ROWS};
 use sluice_machine::Instructions;
 use sluice_weights::{Weight, WeightData};
 
+pub(super) use self::pairs::rounds_to_bf16;
+use self::pairs::{Factors, round_to_bf16};
 use super::{
     CpuBackend,
     interleaved::{FEW_ROWS, Interleaved, beside},
@@ -107,6 +110,7 @@ impl CpuBackend {
         let threads = self.device.threads();
         let jobs = products.map(|product| Job {
             grid: Grid::new(x.len(), &product.weight, all_rows, threads, kernel),
+            factors: Factors::of(&self.device, product.weight.format),
             weight: product.weight,
             out: product.columns(x),
             taken: AtomicUsize::new(0),
@@ -131,6 +135,7 @@ impl CpuBackend {
 /// A matrix while rows are multiplied with it: what of it is yet to be taken by a thread.
 struct Job<'a> {
     grid: Grid,
+    factors: Factors,
     weight: Weight<'a>,
     out: Columns,
     /// Tiles that threads have taken.
@@ -173,12 +178,11 @@ impl Job<'_> {
             }
             return;
         }
-        let (kernel, kernels) = (Microkernel::of(instructions), Interleaved::of(instructions));
         while let Some((rows, columns)) = self.take() {
             let part = weight.rows(columns.start, columns.end);
             // SAFETY: tiles are disjoint and taken once, and the products' outputs are, too.
             let own = unsafe { self.out.tile(rows, columns) };
-            let mut tile = Tile::new(kernel, kernels, x, own, scratch);
+            let mut tile = Tile::new(instructions, self.factors, x, own, scratch);
             tile.gemm_tile(&part, 0, clock);
         }
     }
@@ -322,8 +326,9 @@ impl OutputTile<'_> {
 
 /// Some rows of `x` on their way past weights, and the scratch that both are packed in.
 struct Tile<'a> {
+    instructions: Instructions,
     kernel: &'static Microkernel,
-    interleaved: Option<&'static Interleaved>,
+    factors: Factors,
     x: &'a Activation,
     out: OutputTile<'a>,
     /// Packed rows of `x`, and which rows and which part of the depth those are.
@@ -338,12 +343,13 @@ struct Tile<'a> {
 
 impl<'a> Tile<'a> {
     fn new(
-        kernel: &'static Microkernel,
-        interleaved: Option<&'static Interleaved>,
+        instructions: Instructions,
+        factors: Factors,
         x: &'a Activation,
         out: OutputTile<'a>,
         scratch: &'a mut [f32],
     ) -> Self {
+        let kernel = Microkernel::of(instructions);
         assert!(kernel.columns * DEPTH <= PANEL_LEN);
         // Vectors that straddle cache lines take twice as long to load.
         let line = scratch.as_ptr().align_offset(LINE * size_of::<f32>());
@@ -351,8 +357,9 @@ impl<'a> Tile<'a> {
         let (panel, scratch) = scratch.split_at_mut(PANEL_LEN);
         let (widened, scratch) = scratch.split_at_mut(PANEL_LEN);
         Self {
+            instructions,
             kernel,
-            interleaved,
+            factors,
             x,
             out,
             packed,
@@ -415,9 +422,17 @@ impl<'a> Tile<'a> {
                     let inputs = MatrixRows::new(values, outputs, depth, outputs);
                     for output in open.local.clone().step_by(tile.kernel.columns) {
                         let count = tile.kernel.columns.min(open.local.end - output);
+                        let place = column + first + output - open.local.start;
+                        if tile.factors == Factors::Pairs {
+                            let part = from..from + depth;
+                            tile.gemm_input_pairs(inputs, output, place, count, &part);
+                            continue;
+                        }
                         let panel = &mut tile.panel[..tile.kernel.columns * depth];
                         tile.kernel.pack_inputs(inputs, output, panel);
-                        let place = column + first + output - open.local.start;
+                        if tile.factors == Factors::Rounded {
+                            round_to_bf16(tile.instructions, panel);
+                        }
                         tile.multiply_panel(from, depth, place, count);
                     }
                 }
@@ -443,12 +458,25 @@ impl<'a> Tile<'a> {
 
     /// Multiplies few rows by those weights at the beginning whose rows lie beside each other, and returns how many weight
     /// rows those were.
-    fn gemm_few(&self, weight: &Weight<'_>, column: usize) -> usize {
-        let (Some(kernels), 1..=FEW_ROWS) = (self.interleaved, self.out.rows.len()) else {
+    fn gemm_few(&mut self, weight: &Weight<'_>, column: usize) -> usize {
+        let kernels = Interleaved::of(self.instructions);
+        let (Some(kernels), 1..=FEW_ROWS) = (kernels, self.out.rows.len()) else {
             return 0;
         };
         let (rows, width) = (&self.out.rows, weight.width);
         let x = &self.x.values()[rows.start * width..rows.end * width];
+        let x = match self.factors {
+            Factors::Unrounded => x,
+            Factors::Rounded if weight.format == Format::Bf16 && x.len() <= PACKED_LEN => {
+                let rounded = &mut self.packed[..x.len()];
+                rounded.copy_from_slice(x);
+                round_to_bf16(self.instructions, rounded);
+                self.packs = None;
+                rounded
+            }
+            // Weights are rounded in panels; pairs are multiplied straight from the weights however many rows there are.
+            Factors::Rounded | Factors::Pairs => return 0,
+        };
         let out = self.out.part(rows, column, weight.rows);
         let mut done = 0;
         for bytes in beside(weight) {
@@ -490,11 +518,16 @@ impl<'a> Tile<'a> {
         }
         let width = self.x.width();
         let values = &self.x.values()[rows.start * width + span.start..];
-        let lanes = self.kernel.packed_lanes(rows.len());
-        self.kernel.pack_rows(
-            MatrixRows::new(values, width, rows.len(), span.len()),
-            &mut self.packed[..lanes * span.len()],
-        );
+        let x = MatrixRows::new(values, width, rows.len(), span.len());
+        if self.factors == Factors::Pairs {
+            self.pack_row_pairs(x);
+        } else {
+            let packed = &mut self.packed[..self.kernel.packed_lanes(rows.len()) * span.len()];
+            self.kernel.pack_rows(x, packed);
+            if self.factors == Factors::Rounded {
+                round_to_bf16(self.instructions, packed);
+            }
+        }
         self.packs = packs;
     }
 
@@ -505,30 +538,27 @@ impl<'a> Tile<'a> {
         // back.
         for from in span.clone().step_by(DEPTH) {
             let depth = DEPTH.min(span.end - from);
+            if self.factors == Factors::Pairs {
+                prefetch_next(weight, from..from + depth, &span);
+                self.gemm_pairs(weight, column, &(from..from + depth));
+                continue;
+            }
             for (lane, rows) in rows_of_panel(weight) {
-                match (self.interleaved, weight.side_by_side(lane)) {
+                match (
+                    Interleaved::of(self.instructions),
+                    weight.side_by_side(lane),
+                ) {
                     (Some(kernels), Some(bytes)) => {
                         self.widen(kernels, weight.format, bytes, lane, from..from + depth);
                     }
                     _ => self.dequantize(&weight.rows(lane, lane + rows), lane, from, depth),
                 }
             }
-            if let WeightData::Host(bytes) = weight.data {
-                // The piece that is dequantized next is prefetched: it is a short stretch of each of many rows, a
-                // pattern that the hardware does not foresee.
-                // Measured with AVX2 and few rows, where dequantizing and packing are a quarter of a pass: 5 to 8 %
-                // off.
-                let (ahead, next) = match from + depth < span.end {
-                    true => (0, from + depth),
-                    false => (weight.rows, span.start),
-                };
-                let (format, row_bytes) = (weight.format, weight.format.bytes(weight.width));
-                let piece = format.bytes(DEPTH.min(span.end - next));
-                for row in 0..weight.rows {
-                    let place = (row + ahead) * row_bytes + format.bytes(next);
-                    prefetch(bytes.as_ptr().wrapping_add(place), piece);
-                }
+            if self.factors == Factors::Rounded && weight.format != Format::Bf16 {
+                let panel = &mut self.panel[..self.kernel.columns * depth];
+                round_to_bf16(self.instructions, panel);
             }
+            prefetch_next(weight, from..from + depth, &span);
             self.multiply_panel(from, depth, column, weight.rows);
         }
     }
@@ -580,6 +610,25 @@ impl<'a> Tile<'a> {
                 out,
             );
         }
+    }
+}
+
+/// Prefetches the piece of weights that is read after this part of the depth: it is a short stretch of each of many rows, a
+/// pattern that the hardware does not foresee.
+fn prefetch_next(weight: &Weight<'_>, part: Range<usize>, span: &Range<usize>) {
+    let WeightData::Host(bytes) = weight.data else {
+        return;
+    };
+    // Measured with AVX2 and few rows, where dequantizing and packing are a quarter of a pass: 5 to 8 % off.
+    let (ahead, next) = match part.end < span.end {
+        true => (0, part.end),
+        false => (weight.rows, span.start),
+    };
+    let (format, row_bytes) = (weight.format, weight.format.bytes(weight.width));
+    let piece = format.bytes(DEPTH.min(span.end - next));
+    for row in 0..weight.rows {
+        let place = (row + ahead) * row_bytes + format.bytes(next);
+        prefetch(bytes.as_ptr().wrapping_add(place), piece);
     }
 }
 

@@ -1,5 +1,6 @@
 //! Products of every format against plain sums, on several threads and in parts.
 
+mod bf16;
 mod layout;
 
 use std::sync::{Arc, atomic::AtomicBool};
@@ -26,6 +27,15 @@ const MANY: usize = 128;
 
 fn ops() -> Ops {
     Ops::new(Device::cpu(2).unwrap(), Ledger::default()).unwrap()
+}
+
+/// The best operations, and all those with products of bf16.
+fn with_bf16() -> Vec<Ops> {
+    let bf16 = Instructions::all().iter().map(|&instructions| {
+        let device = Device::cpu(2).unwrap().with_instructions(instructions);
+        Ops::new(device.with_bf16_products(), Ledger::default()).unwrap()
+    });
+    [ops()].into_iter().chain(bf16).collect()
 }
 
 fn numbers(count: usize, seed: u64) -> Vec<f32> {
@@ -344,7 +354,7 @@ impl InContainer {
 
 #[test]
 fn compressed_weights_come_to_the_same_bits() {
-    let ops = ops();
+    let all = with_bf16();
     // Whole vectors in rows that tiles cross, and rows that are none; several chunks.
     for (width, outputs, tile) in [(256, 600, 512), (416, 300, 128), (200, 520, 256)] {
         let mut values = numbers(width * outputs, 3);
@@ -385,7 +395,9 @@ fn compressed_weights_come_to_the_same_bits() {
                 CompressionMethod::Lossless(_) => uncoded,
                 CompressionMethod::Trellis(_) | CompressionMethod::Mix(_) => decoded,
             };
-            same_bits(&ops, &expected, &compressed);
+            for ops in &all {
+                same_bits(ops, &expected, &compressed);
+            }
         }
     }
 }
@@ -441,7 +453,7 @@ fn in_columns(rows: usize, width: usize) -> (CompressedTensor, Vec<u8>) {
 
 #[test]
 fn columns_come_to_the_same_bits() {
-    let ops = ops();
+    let all = with_bf16();
     // Rows of whole vectors and others, of several chunks, and more of the depth than is multiplied at a time.
     for (width, outputs) in [(256, 600), (416, 300), (200, 520), (1000, 292)] {
         let (tensor, bytes) = in_columns(outputs, width);
@@ -464,9 +476,11 @@ fn columns_come_to_the_same_bits() {
             data: WeightData::Host(bytemuck::cast_slice(&decoded)),
             ..compressed
         };
-        same_bits(&ops, &expected, &compressed);
-        // Chunks begin in the middle of what others begin with.
-        same_bits_of_rows(&ops, &expected, &compressed, 290);
+        for ops in &all {
+            same_bits(ops, &expected, &compressed);
+            // Chunks begin in the middle of what others begin with.
+            same_bits_of_rows(ops, &expected, &compressed, 290);
+        }
     }
 }
 

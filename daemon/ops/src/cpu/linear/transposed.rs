@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 use sluice_weights::{Weight, WeightData};
 
-use super::{Columns, DEQUANTIZED_LEN, TILES, Tile};
+use super::{Columns, DEQUANTIZED_LEN, Factors, TILES, Tile};
 use crate::{
     Activation,
     cpu::{
@@ -36,8 +36,8 @@ impl CpuBackend {
             rows: x.len(),
             adds,
         };
-        let kernel = Microkernel::of(self.instructions());
-        let step = tile_columns(weight, self.device.threads(), kernel);
+        let instructions = self.instructions();
+        let step = tile_columns(weight, self.device.threads(), Microkernel::of(instructions));
         self.run(|| {
             let tiles = (0..weight.width).into_par_iter().step_by(step);
             tiles.for_each(|from| {
@@ -45,7 +45,8 @@ impl CpuBackend {
                 // SAFETY: tiles have columns of their own.
                 let own = unsafe { out.tile(0..x.len(), columns.clone()) };
                 self.scratch.with(|scratch| {
-                    Tile::new(kernel, None, x, own, scratch).gemm_transposed(weight, columns.start);
+                    let mut tile = Tile::new(instructions, Factors::Unrounded, x, own, scratch);
+                    tile.gemm_transposed(weight, columns.start);
                 });
             });
         });

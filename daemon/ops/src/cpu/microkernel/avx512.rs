@@ -58,11 +58,22 @@ unsafe fn tile_of<const ROWS: usize>(x: &[f32], panel: &[f32], out: TileOutput) 
             sums[row][1] = _mm512_fmadd_ps(x, high, sums[row][1]);
         }
     }
+    // SAFETY: as the caller says.
+    unsafe { write(&sums, out) };
+}
+
+/// Writes a tile's sums to its output, or adds them.
+///
+/// # Safety
+/// The CPU has AVX-512. The output's columns of these rows are nobody else's.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) unsafe fn write(sums: &[[__m512; 2]], out: TileOutput) {
     // One mask serves full and partial panels alike, so that both take the same path.
     let masks = masks(out.columns);
     for (row, sums) in sums.iter().enumerate() {
         for (half, (&sum, mask)) in sums.iter().zip(masks).enumerate() {
-            let place = place(row).wrapping_add(VECTOR * half);
+            let place = out.start.wrapping_add(row * out.stride + VECTOR * half);
             // SAFETY: the mask leaves the output's columns alone, which are this tile's.
             unsafe {
                 let sum = match out.adds {

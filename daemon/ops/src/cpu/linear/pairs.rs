@@ -1,0 +1,181 @@
+//! Products of bf16: which weights are multiplied so, and how their panels are read by a CPU that multiplies pairs.
+
+use std::ops::Range;
+
+use sluice_formats::{DType, Format, interleaved::ROWS};
+use sluice_machine::InstructionSet;
+use sluice_weights::{PIECE, Weight};
+
+use super::Tile;
+use crate::{
+    cpu::{
+        interleaved::Interleaved,
+        microkernel::{
+            DEPTH, MatrixRows,
+            bf16::{PairLanes, gemm_panel, pair_inputs, pairs, round_to_pairs},
+        },
+        vectors::with_vectors,
+    },
+    device::Device,
+};
+
+/// What rows of `x` and weights are multiplied as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Factors {
+    /// `f32`.
+    Unrounded,
+    /// bf16, which `f32` kernels multiply.
+    Rounded,
+    /// bf16, which are multiplied in pairs.
+    Pairs,
+}
+
+impl Factors {
+    pub(super) fn of(device: &Device, format: Format) -> Self {
+        match device.instructions() {
+            _ if !rounds_to_bf16(device, format) => Self::Unrounded,
+            all if all.has(InstructionSet::Avx512Bf16) => Self::Pairs,
+            _ => Self::Rounded,
+        }
+    }
+}
+
+/// Whether the CPU rounds rows and weights of this format to bf16 before it multiplies them: not those of blocks, which have
+/// kernels and errors of their own.
+pub(in crate::cpu) fn rounds_to_bf16(device: &Device, format: Format) -> bool {
+    device.product_dtype() == DType::Bf16 && format.block_len() == 1
+}
+
+#[inline(always)]
+fn round_body(values: &mut [f32]) {
+    for value in values {
+        *value = half::bf16::from_f32(*value).to_f32();
+    }
+}
+
+with_vectors! {
+    /// Rounds elements to bf16, to nearest even.
+    round_to_bf16, round_body, (values: &mut [f32])
+}
+
+impl Tile<'_> {
+    /// Packs rows of `x` in pairs.
+    pub(super) fn pack_row_pairs(&mut self, x: MatrixRows<'_>) {
+        let len = self.kernel.packed_lanes(x.count()) * pairs(x.depth());
+        let packed = &mut self.packed[..len];
+        // SAFETY: `Factors::of` made sure of the instructions.
+        unsafe { self.kernel.pack_row_pairs(x, packed, self.dequantized) };
+    }
+
+    /// Multiplies what is packed by a part of the depth of a panel of weights.
+    pub(super) fn gemm_pairs(&mut self, weight: &Weight<'_>, column: usize, part: &Range<usize>) {
+        // Taken out, since methods below borrow all of `self`.
+        let panel = std::mem::take(&mut self.panel);
+        let (first, second) = panel.split_at_mut(ROWS * pairs(DEPTH));
+        let middle = ROWS.min(weight.rows);
+        let low = self.pair_weights(&weight.rows(0, middle), part, first);
+        let high = match weight.rows > ROWS {
+            true => self.pair_weights(&weight.rows(ROWS, weight.rows), part, second),
+            // Multiplied, and not stored.
+            false => low,
+        };
+        self.multiply_pairs(part, column, weight.rows, [low, high]);
+        self.panel = panel;
+    }
+
+    /// The same for weights that come input by input, of which the outputs are those from `output` on.
+    pub(super) fn gemm_input_pairs(
+        &mut self,
+        inputs: MatrixRows<'_>,
+        output: usize,
+        column: usize,
+        count: usize,
+        part: &Range<usize>,
+    ) {
+        let words = ROWS * pairs(part.len());
+        // Taken out, since the method below borrows all of `self`.
+        let panel = std::mem::take(&mut self.panel);
+        let (low, high) = panel[..2 * words].split_at_mut(words);
+        // SAFETY: `Factors::of` made sure of the instructions.
+        unsafe {
+            pair_inputs(inputs, output, low);
+            if count > ROWS {
+                pair_inputs(inputs, output + ROWS, high);
+            }
+        }
+        self.multiply_pairs(part, column, count, [as_lanes(low), as_lanes(high)]);
+        self.panel = panel;
+    }
+
+    /// Pairs of at most 16 rows of weights; bf16 that lie beside each other are read where they are.
+    fn pair_weights<'b>(
+        &mut self,
+        weight: &Weight<'b>,
+        part: &Range<usize>,
+        panel: &'b mut [f32],
+    ) -> &'b [PairLanes] {
+        let panel = &mut panel[..ROWS * pairs(part.len())];
+        let Some(bytes) = weight.side_by_side(0) else {
+            self.pair_rows(weight, part, panel);
+            return as_lanes(panel);
+        };
+        let stored = |elements: usize| ROWS * weight.format.bytes(elements);
+        let bytes = &bytes[stored(part.start)..stored(part.end)];
+        if weight.format == Format::Bf16 {
+            return bytes.as_chunks().0;
+        }
+        let kernels = Interleaved::of(self.instructions).expect("weights lie so for kernels");
+        // SAFETY: `Interleaved::of` and `Factors::of` made sure of the instructions.
+        unsafe {
+            (kernels.dequantize)(weight.format)(bytes, self.dequantized, ROWS);
+            let inputs = MatrixRows::new(self.dequantized, ROWS, part.len(), ROWS);
+            pair_inputs(inputs, 0, panel);
+        }
+        as_lanes(panel)
+    }
+
+    /// Packs pairs of rows that lie one after another.
+    fn pair_rows(&mut self, weight: &Weight<'_>, part: &Range<usize>, panel: &mut [f32]) {
+        let words = pairs(part.len());
+        let (loose, values) = self.dequantized.split_at_mut(ROWS * pairs(DEPTH));
+        let values = &mut values[..part.len()];
+        for (row, loose) in loose.chunks_exact_mut(words).take(weight.rows).enumerate() {
+            if weight.format == Format::Bf16 {
+                let mut buffer = [0; PIECE];
+                let stored = weight.stored(row, part.clone(), &mut buffer);
+                // Zero is what the last pair may lack.
+                loose[words - 1] = 0.0;
+                bytemuck::cast_slice_mut(loose)[..stored.len()].copy_from_slice(stored);
+            } else {
+                weight.dequantize_row(row, part.start, values);
+                // SAFETY: `Factors::of` made sure of the instructions.
+                unsafe { round_to_pairs(values, loose) };
+            }
+        }
+        let rows = MatrixRows::new(loose, words, weight.rows, words);
+        self.kernel.transpose(rows, panel, ROWS, 0);
+    }
+
+    /// Multiplies what is packed by the pairs of a part of the depth, into `count` of the tile's columns from `column` on.
+    fn multiply_pairs(
+        &self,
+        part: &Range<usize>,
+        column: usize,
+        count: usize,
+        weights: [&[PairLanes]; 2],
+    ) {
+        let (rows, span) = self.packs.as_ref().expect("rows are packed first");
+        let mut out = self.out.part(rows, column, count);
+        out.adds |= part.start > 0;
+        let words = pairs(span.len());
+        let packed = &self.packed[..self.kernel.packed_lanes(rows.len()) * words];
+        let from = pairs(part.start - span.start);
+        // SAFETY: `Factors::of` made sure of the instructions; rows and columns are of this tile alone.
+        unsafe { gemm_panel(rows.len(), packed, words, from, weights, out) };
+    }
+}
+
+/// Words of a packed panel.
+fn as_lanes(panel: &[f32]) -> &[PairLanes] {
+    bytemuck::cast_slice::<f32, u8>(panel).as_chunks().0
+}

@@ -1,0 +1,193 @@
+//! Products of pairs of bf16 by AVX-512's instruction for them, in tiles of 12 × 32 as [`avx512`]'s. A word is a pair of
+//! inputs of one row, so that words are packed as `f32` are. 16 rows of bf16 weights that lie beside each other are words in
+//! the order of their multiplication: they are read where they lie.
+//!
+//! Sums of pairs are added up from the first one of a block of the depth to its last, so that an output doesn't depend on how
+//! many rows there are.
+
+use std::{arch::x86_64::*, mem};
+
+use super::{
+    DEPTH, MatrixRows, Microkernel, TileOutput,
+    avx512::{KERNEL, vector, write},
+};
+
+/// Lanes of a vector: rows of weights that lie beside each other, and rows of `x` in a panel.
+const VECTOR: usize = 16;
+
+/// Words of 16 rows of weights, one of each row.
+pub(in crate::cpu) type PairLanes = [u8; 4 * VECTOR];
+
+/// A tile for the number of rows that the function is compiled for.
+type TileOf = unsafe fn(x: &[[f32; VECTOR]], weights: [&[PairLanes]; 2], out: TileOutput);
+
+/// How many pairs so many elements are; the last one may be half empty.
+pub(in crate::cpu) fn pairs(depth: usize) -> usize {
+    depth.div_ceil(2)
+}
+
+impl Microkernel {
+    /// Packs rows of `x` as [`Microkernel::pack_rows`] does, rounded and in pairs. `loose` has room for a panel's rows in a block
+    /// of the depth.
+    ///
+    /// # Safety
+    /// The CPU has AVX-512's products of bf16, which this kernel's tiles are for.
+    pub(in crate::cpu) unsafe fn pack_row_pairs(
+        &self,
+        x: MatrixRows<'_>,
+        packed: &mut [f32],
+        loose: &mut [f32],
+    ) {
+        let lanes = self.row_lanes;
+        assert_eq!(packed.len(), self.packed_lanes(x.count) * pairs(x.depth));
+        let panels = packed.chunks_exact_mut(lanes * pairs(x.depth));
+        for ((first, count), panel) in self.row_panels(x.count).zip(panels) {
+            let blocks = panel.chunks_mut(lanes * pairs(DEPTH));
+            for (from, panel) in (0..x.depth).step_by(DEPTH).zip(blocks) {
+                let words = panel.len() / lanes;
+                for (row, out) in loose.chunks_exact_mut(words).take(count).enumerate() {
+                    let row = x.row(first + row);
+                    // SAFETY: as the caller says.
+                    unsafe { round_to_pairs(&row[from..x.depth.min(from + DEPTH)], out) };
+                }
+                self.transpose(MatrixRows::new(loose, words, count, words), panel, lanes, 0);
+            }
+        }
+    }
+}
+
+/// Rounds elements to pairs.
+///
+/// # Safety
+/// The CPU has AVX-512's products of bf16.
+#[target_feature(enable = "avx512f,avx512bf16")]
+pub(in crate::cpu) unsafe fn round_to_pairs(values: &[f32], words: &mut [f32]) {
+    assert_eq!(words.len(), pairs(values.len()));
+    let (whole, rest) = values.as_chunks::<VECTOR>();
+    let (words, words_left) = words.split_at_mut(VECTOR / 2 * whole.len());
+    let (words, _) = words.as_chunks_mut::<{ VECTOR / 2 }>();
+    for (values, words) in whole.iter().zip(words) {
+        *words = rounded(values);
+    }
+    // What a half empty pair lacks is zero, which adds nothing.
+    let mut values = [0.0; VECTOR];
+    values[..rest.len()].copy_from_slice(rest);
+    words_left.copy_from_slice(&rounded(&values)[..words_left.len()]);
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+fn rounded(values: &[f32; VECTOR]) -> [f32; VECTOR / 2] {
+    // SAFETY: as many bytes, of any bits.
+    unsafe { mem::transmute(_mm512_cvtneps_pbh(vector(values))) }
+}
+
+/// Rounds weights that come input by input, 16 rows of them from `lane` on, to pairs. Lanes beyond the rows get zeros.
+///
+/// # Safety
+/// The CPU has AVX-512's products of bf16.
+#[target_feature(enable = "avx512f,avx512bf16")]
+pub(in crate::cpu) unsafe fn pair_inputs(inputs: MatrixRows<'_>, lane: usize, words: &mut [f32]) {
+    assert_eq!(words.len(), VECTOR * pairs(inputs.count));
+    let input = |index: usize| {
+        if index == inputs.count {
+            return [0.0; VECTOR];
+        }
+        let values = &inputs.row(index)[lane..];
+        values.first_chunk().copied().unwrap_or_else(|| {
+            let mut padded = [0.0; VECTOR];
+            padded[..values.len()].copy_from_slice(values);
+            padded
+        })
+    };
+    let (words, _) = words.as_chunks_mut::<VECTOR>();
+    for (pair, words) in words.iter_mut().enumerate() {
+        let halves = [2 * pair, 2 * pair + 1].map(input);
+        let [low, high] = [wide(&halves[0]), wide(&halves[1])];
+        let both = _mm512_or_si512(low, _mm512_slli_epi32::<16>(high));
+        // SAFETY: as many bytes, of any bits.
+        *words = unsafe { mem::transmute::<__m512i, [f32; VECTOR]>(both) };
+    }
+}
+
+/// Numbers rounded, each in the low half of its lane.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+fn wide(values: &[f32; VECTOR]) -> __m512i {
+    // SAFETY: as many bytes, of any bits.
+    let halves = unsafe { mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(vector(values))) };
+    _mm512_cvtepu16_epi32(halves)
+}
+
+/// Multiplies all packed rows of `x`, from word `from` of `words` on, by the words of 32 rows of weights, of which the last 16
+/// may be none of the output's.
+///
+/// # Safety
+/// The CPU has AVX-512's products of bf16. The output's columns of all rows are nobody else's.
+pub(in crate::cpu) unsafe fn gemm_panel(
+    rows: usize,
+    packed: &[f32],
+    words: usize,
+    from: usize,
+    weights: [&[PairLanes]; 2],
+    out: TileOutput,
+) {
+    const TILES: [TileOf; 12] = [
+        tile_of::<1>,
+        tile_of::<2>,
+        tile_of::<3>,
+        tile_of::<4>,
+        tile_of::<5>,
+        tile_of::<6>,
+        tile_of::<7>,
+        tile_of::<8>,
+        tile_of::<9>,
+        tile_of::<10>,
+        tile_of::<11>,
+        tile_of::<12>,
+    ];
+    let panels = packed.chunks_exact(VECTOR * words);
+    for ((first, count), x) in KERNEL.row_panels(rows).zip(panels) {
+        let (x, _) = x.as_chunks();
+        let out = TileOutput {
+            start: out.start.wrapping_add(first * out.stride),
+            ..out
+        };
+        // SAFETY: as the caller says.
+        unsafe { TILES[count - 1](&x[from..from + weights[0].len()], weights, out) };
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bf16")]
+unsafe fn tile_of<const ROWS: usize>(
+    x: &[[f32; VECTOR]],
+    [low, high]: [&[PairLanes]; 2],
+    out: TileOutput,
+) {
+    let place = |row: usize| out.start.wrapping_add(row * out.stride);
+    for row in 0..ROWS {
+        for half in 0..2 {
+            _mm_prefetch::<_MM_HINT_T0>(place(row).wrapping_add(VECTOR * half).cast());
+        }
+    }
+    let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
+    for (x, (low, high)) in x.iter().zip(low.iter().zip(high)) {
+        let (low, high) = (words(low), words(high));
+        for row in 0..ROWS {
+            let x = _mm512_set1_epi32(x[row].to_bits().cast_signed());
+            // SAFETY: as many bytes, of any bits.
+            let x = unsafe { mem::transmute::<__m512i, __m512bh>(x) };
+            sums[row][0] = _mm512_dpbf16_ps(sums[row][0], x, low);
+            sums[row][1] = _mm512_dpbf16_ps(sums[row][1], x, high);
+        }
+    }
+    // SAFETY: as the caller says.
+    unsafe { write(&sums, out) };
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+fn words(words: &PairLanes) -> __m512bh {
+    // SAFETY: as many bytes, of any bits.
+    unsafe { mem::transmute(*words) }
+}
