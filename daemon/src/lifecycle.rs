@@ -12,6 +12,7 @@ use std::{
 use listenfd::ListenFd;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sluice_engine::{Engine, EngineError, EngineOptions, PlanOptions};
+use sluice_formats::DType;
 use sluice_ops::{OpsError, device::DeviceChoice};
 use sluice_proto::v1;
 use sluice_shared::{exit, units};
@@ -306,6 +307,9 @@ fn tell_device(engine: &Engine) {
         }
     }
     let device = engine.device();
+    if device.gpu().is_none() && device.product_dtype() == DType::Bf16 {
+        tracing::info!("the CPU multiplies in bf16: no answer is exact");
+    }
     if let Some(gpu) = device.gpu() {
         let (facts, live) = (gpu.properties(), gpu.live_stats());
         let version = |(major, minor): (u32, u32)| format!("{major}.{minor}");

@@ -60,7 +60,7 @@ pub struct Planning {
     #[arg(long, value_name = "DEVICE", default_value_t = Device::Auto)]
     device: Device,
 
-    /// Dtype that a GPU computes in: auto, f32, f16 or bf16
+    /// Dtype to compute in: auto, f32, f16 or bf16
     #[arg(long, value_name = "DTYPE", default_value_t = ComputeDtype::Auto)]
     compute_dtype: ComputeDtype,
 

@@ -49,7 +49,6 @@ use sluice_ops::{
 };
 use sluice_plan::{Plan, SwitchEstimate, Workload};
 use sluice_shared::level::Level;
-use sluice_weights::Storage;
 
 pub(crate) use self::planner::{Planner, usual_workload};
 use self::{
@@ -89,7 +88,8 @@ pub const PARALLEL_MAX: usize = pass_runner::MLP_ROWS_MIN;
 pub struct EngineOptions {
     /// The device that computes.
     pub device: device::DeviceChoice,
-    /// The dtype of activations on a GPU; `None`: what suits it best.
+    /// The dtype that the device computes in: that of activations on a GPU, on the CPU `bf16` or else `f32`; `None`: what suits
+    /// it best.
     pub compute_dtype: Option<DType>,
     /// The vector instructions that the CPU computes with.
     pub instructions: Instructions,
@@ -352,15 +352,12 @@ impl Engine {
         self.shared.state.level_in_force()
     }
 
-    /// Whether matmuls with weights of this plan are exact up to float order: not where rows are rounded to 8 bits for
-    /// some of them.
+    /// Whether matmuls with weights of this plan are exact up to float order: not where rows are rounded for some of them, to 8
+    /// bits or on the CPU to bf16.
     #[must_use]
     pub fn has_exact_matmul(&self, plan: &Plan) -> bool {
         let mut tensors = plan.groups.iter().flat_map(|group| &group.tensors);
-        tensors.all(|tensor| match tensor.storage {
-            Storage::Plain(format) => !ops::rounds_rows(self.device(), format),
-            _ => true,
-        })
+        tensors.all(|tensor| !ops::rounds_rows(self.device(), tensor.storage.format()))
     }
 
     /// The present model.

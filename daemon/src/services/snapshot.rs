@@ -196,6 +196,10 @@ fn device(
             true => None,
             false => Some(device.instructions().name().to_owned()),
         },
+        compute_dtype: match device.is_gpu() {
+            true => None,
+            false => Some(translate::format::dtype(device.product_dtype().into()).into()),
+        },
         memory: kinds.collect(),
         used_bytes: memory.used_bytes,
         peak_bytes: memory.peak_bytes,

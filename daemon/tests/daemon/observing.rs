@@ -1,7 +1,7 @@
 //! What an administrator sees of the daemon from outside: its log and its totals. Neither has prompts or answers.
 
 use serde_json::Value;
-use sluice_proto::v1;
+use sluice_proto::v1::{self, generation_event};
 
 use crate::support::{Daemon, chat, done, generate};
 
@@ -37,6 +37,20 @@ async fn the_instructions_that_compute_are_told() {
     assert_eq!(told.as_deref(), Some("portable"));
     let events = generate(&daemon, chat("Tell me a story.")).await.unwrap();
     assert!(done(&events).text.is_some());
+}
+
+#[tokio::test]
+async fn a_cpu_that_computes_in_bf16_says_so_and_answers_are_not_exact() {
+    let daemon = Daemon::start(&["--device", "cpu", "--compute-dtype", "bf16"]).await;
+    daemon.model_state(v1::ModelState::Ready).await;
+    let device = daemon.snapshot().await.device.unwrap();
+    assert_eq!(device.compute_dtype(), v1::Dtype::Bf16);
+    let events = generate(&daemon, chat("Tell me a story.")).await.unwrap();
+    let started = events.iter().find_map(|event| match event {
+        generation_event::Event::Started(started) => Some(started),
+        _ => None,
+    });
+    assert!(!started.unwrap().is_exact && !done(&events).is_exact);
 }
 
 #[tokio::test]

@@ -1,8 +1,8 @@
 //! `sluice status`: one snapshot in words.
 
 use sluice_proto::v1::{
-    DeviceStatus, GpuStatus, GpuUnavailable, HostStatus, PassStatistics, Plan, SettingsStatus,
-    Snapshot,
+    DeviceStatus, Dtype, GpuStatus, GpuUnavailable, HostStatus, PassStatistics, Plan,
+    SettingsStatus, Snapshot,
 };
 use sluice_report::plan::memory_label;
 use sluice_shared::units;
@@ -143,6 +143,9 @@ fn device_line(device: &DeviceStatus) -> String {
     line += &format!(", {} {threads}", device.threads);
     if let Some(instructions) = &device.instructions {
         line += &format!(", {instructions}");
+    }
+    if device.compute_dtype() == Dtype::Bf16 {
+        line += ", computes in bf16";
     }
     line += &format!(
         ", {} held, at most {}",
@@ -534,8 +537,14 @@ mod tests {
             on(device.clone())[1],
             "device    cpu, 8 threads, avx512-vnni, 0 B held, at most 0 B"
         );
+        device.compute_dtype = Some(Dtype::Bf16.into());
+        assert_eq!(
+            on(device.clone())[1],
+            "device    cpu, 8 threads, avx512-vnni, computes in bf16, 0 B held, at most 0 B"
+        );
         // An older daemon doesn't.
         device.instructions = None;
+        device.compute_dtype = None;
         assert_eq!(
             on(device)[1],
             "device    cpu, 8 threads, 0 B held, at most 0 B"

@@ -11,7 +11,6 @@ use std::{
 use sluice_ops::{Ops, OpsError, ledger::PeakMark};
 use sluice_plan::{Plan, PlanError, Workload, corrections::PassKind};
 use sluice_shared::{options::ResolvedPlanSettings, units};
-use sluice_weights::Storage;
 
 use self::memory_pressure::{as_refusal, mlp_rows_from};
 use super::{
@@ -398,7 +397,7 @@ impl<'a> PassRunner<'a> {
     fn rounds_rows(&self, current: &CurrentModel) -> bool {
         let ops = &self.worker.ops;
         let mut storages = current.weights.storages().into_iter();
-        storages.any(|storage| matches!(storage, Storage::Plain(format) if ops.rounds_rows(format)))
+        storages.any(|storage| ops.rounds_rows(storage.format()))
     }
 
     /// Notices for the users since the last call.

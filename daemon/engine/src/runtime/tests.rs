@@ -173,6 +173,40 @@ fn streamed_weights_give_the_resident_ones_text() {
     }
 }
 
+/// In bf16 the CPU takes the same memory, and no plan's results are those of unrounded rows.
+#[test]
+fn products_of_bf16_are_never_exact() {
+    let engine = Engine::start(EngineOptions {
+        threads: 2,
+        compute_dtype: Some(DType::Bf16),
+        ..EngineOptions::default()
+    });
+    let engine = engine.unwrap();
+    let unrounded = world(Level::Off, None);
+    let expected = unrounded.engine.in_force().unwrap().plan;
+    let settings = PlanSettings {
+        level: Level::Off,
+        ..PlanSettings::default()
+    };
+    let model = load(&engine, settings).unwrap();
+    let rounded = World { engine, model };
+    let plan = rounded.engine.in_force().unwrap().plan;
+    assert_eq!(plan.peak_bytes(), expected.peak_bytes());
+    assert!(unrounded.engine.has_exact_matmul(&plan));
+    assert!(!rounded.engine.has_exact_matmul(&plan));
+    let generated = rounded.generate();
+    assert!(!generated.is_lossless);
+    // Streamed weights lie otherwise in memory.
+    let least = rounded.least_bytes_of(Level::Standard);
+    let streamed = PlanOptions {
+        level: Some(Level::Standard),
+        ..budget(least)
+    };
+    let plan = rounded.apply(streamed).recv().unwrap().unwrap();
+    assert!(plan.streamed_bytes() > 0);
+    assert_eq!(rounded.generate().tokens, generated.tokens);
+}
+
 #[test]
 fn the_peak_is_what_the_plan_says() {
     for level in [

@@ -1,6 +1,6 @@
 //! The level in force and the selected one, and the fidelity of each.
 
-use sluice_proto::v1::Snapshot;
+use sluice_proto::v1::{Dtype, Snapshot};
 use sluice_shared::{level::Level, mix::MixId};
 
 use super::{
@@ -59,6 +59,15 @@ impl DashboardState {
             Some(plan) => Some(plan.is_lossless),
             None => level.is_lossless(),
         }
+    }
+
+    /// Whether outputs of lossless weights are rounded all the same, since the CPU multiplies in bf16.
+    #[must_use]
+    pub fn rounds_to_bf16(&self) -> bool {
+        let device = self
+            .snapshot()
+            .and_then(|snapshot| snapshot.device.as_ref());
+        device.is_some_and(|device| device.compute_dtype() == Dtype::Bf16)
     }
 
     /// The level that `auto` resolves to, or the level itself; `None` where that is not known.

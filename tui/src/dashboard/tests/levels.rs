@@ -514,3 +514,22 @@ fn another_model_is_asked_about_anew() {
     assert_eq!(effects, [Effect::ListMixes, asks]);
     assert!(state.levels.answers.is_empty());
 }
+
+/// The checkpoint's own weights, but rows that are rounded.
+#[test]
+fn nothing_is_exact_on_a_cpu_that_computes_in_bf16() {
+    let mut state = chooser();
+    select(&mut state, Level::Standard);
+    assert!(shown(&state, (160, 50)).contains("fidelity: exact"));
+    feed(
+        &mut state,
+        after(|snapshot| {
+            let device = snapshot.device.as_mut().expect("set");
+            device.compute_dtype = Some(Dtype::Bf16.into());
+        }),
+    );
+    let screen = shown(&state, (160, 50));
+    assert!(screen.contains("multiplied in bf16"), "{screen}");
+    assert!(screen.contains("the checkpoint's, in bf16"), "{screen}");
+    assert!(!screen.contains("fidelity: exact"), "{screen}");
+}

@@ -160,6 +160,9 @@ fn progress(state: &DashboardState) -> Vec<(String, Role)> {
 
 fn fidelity(state: &DashboardState, level: Level) -> String {
     match (state.is_lossless(level), state.fidelity_of(level)) {
+        (Some(true), _) if state.rounds_to_bf16() => {
+            "fidelity: the checkpoint's weights, which are multiplied in bf16".into()
+        }
         (Some(true), _) => "fidelity: exact; answers are those of the checkpoint's weights".into(),
         (_, Some(known)) => format!(
             "fidelity: {} of {} rows",

@@ -113,6 +113,9 @@ fn figures(state: &DashboardState, level: Level, plan: &Plan) -> [Cell; 10] {
             };
             (share, words.into())
         }
+        _ if plan.is_lossless && state.rounds_to_bf16() => {
+            (percent(1.0), "the checkpoint's, in bf16".into())
+        }
         _ if plan.is_lossless => (percent(1.0), "exact".into()),
         Some(known) => {
             let words = format!("KL {:.4} nats", known.mean_kl_nats);
