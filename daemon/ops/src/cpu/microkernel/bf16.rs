@@ -18,6 +18,10 @@ const VECTOR: usize = 16;
 /// Words of 16 rows of weights, one of each row.
 pub(in crate::cpu) type PairLanes = [u8; 4 * VECTOR];
 
+/// Bytes ahead of what is multiplied that weights are prefetched: a page, at whose end the hardware's own prefetching stops.
+/// Measured on Zen 5 with one thread and 4096 x 4096: a fifth off for a row, a third for eight and for 32.
+const AHEAD: usize = 4096;
+
 /// A tile for the number of rows that the function is compiled for.
 type TileOf = unsafe fn(x: &[[f32; VECTOR]], weights: [&[PairLanes]; 2], out: TileOutput);
 
@@ -172,6 +176,9 @@ unsafe fn tile_of<const ROWS: usize>(
     }
     let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
     for (x, (low, high)) in x.iter().zip(low.iter().zip(high)) {
+        for weights in [low, high] {
+            _mm_prefetch::<_MM_HINT_T0>(weights.as_ptr().wrapping_add(AHEAD).cast());
+        }
         let (low, high) = (words(low), words(high));
         for row in 0..ROWS {
             let x = _mm512_set1_epi32(x[row].to_bits().cast_signed());

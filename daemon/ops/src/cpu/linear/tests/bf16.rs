@@ -58,6 +58,30 @@ fn factors_are_rounded_and_sums_are_not() {
     }
 }
 
+/// What rounding costs: no more than bf16's eight bits can.
+#[test]
+fn rounded_factors_are_near_the_exact_ones() {
+    const SIDE: usize = 512;
+    let x = numbers(40 * SIDE, 1);
+    let words = stored(SIDE * SIDE, Format::Bf16);
+    let weight = weight(&words, SIDE, SIDE, Format::Bf16);
+    let product = |device| {
+        let ops = Ops::new(device, Ledger::default()).unwrap();
+        let x = ops.matrix(40, SIDE, &x, DType::F32).unwrap();
+        ops.linear(&x, &weight).unwrap().values().to_vec()
+    };
+    let exact = product(Device::cpu(2).unwrap());
+    let squares: f32 = exact.iter().map(|value| value * value).sum();
+    for device in devices() {
+        let found = product(device);
+        let pairs = found.iter().zip(&exact);
+        let errors: f32 = pairs.map(|(found, exact)| (found - exact).powi(2)).sum();
+        let error = (errors / squares).sqrt();
+        println!("{error:.2e}");
+        assert!((1e-4..2.5e-3).contains(&error), "{error}");
+    }
+}
+
 /// Weights in blocks have kernels of their own, whatever plain weights are multiplied in.
 #[test]
 fn blocks_are_multiplied_as_ever() {
