@@ -22,8 +22,8 @@ use sluice_formats::Format;
 use sluice_machine::Instructions;
 use sluice_weights::{RopePairs, Weight};
 
-use self::scratch::Scratch;
 pub(super) use self::linear::Product;
+use self::scratch::Scratch;
 use super::{Activation, Indices, RopeTable, clock::PhaseClock};
 use crate::{
     OpsError,

@@ -423,14 +423,14 @@ impl<'a> Tile<'a> {
                     for output in open.local.clone().step_by(tile.kernel.columns) {
                         let count = tile.kernel.columns.min(open.local.end - output);
                         let place = column + first + output - open.local.start;
-                        if tile.factors == Factors::Pairs {
+                        if let Factors::Pairs(kernel) = tile.factors {
                             let part = from..from + depth;
-                            tile.gemm_input_pairs(inputs, output, place, count, &part);
+                            tile.gemm_input_pairs(kernel, inputs, output, place, count, &part);
                             continue;
                         }
                         let panel = &mut tile.panel[..tile.kernel.columns * depth];
                         tile.kernel.pack_inputs(inputs, output, panel);
-                        if tile.factors == Factors::Rounded {
+                        if matches!(tile.factors, Factors::Rounded) {
                             round_to_bf16(tile.instructions, panel);
                         }
                         tile.multiply_panel(from, depth, place, count);
@@ -475,7 +475,7 @@ impl<'a> Tile<'a> {
                 rounded
             }
             // Weights are rounded in panels; pairs are multiplied straight from the weights however many rows there are.
-            Factors::Rounded | Factors::Pairs => return 0,
+            Factors::Rounded | Factors::Pairs(_) => return 0,
         };
         let out = self.out.part(rows, column, weight.rows);
         let mut done = 0;
@@ -519,12 +519,12 @@ impl<'a> Tile<'a> {
         let width = self.x.width();
         let values = &self.x.values()[rows.start * width + span.start..];
         let x = MatrixRows::new(values, width, rows.len(), span.len());
-        if self.factors == Factors::Pairs {
-            self.pack_row_pairs(x);
+        if let Factors::Pairs(kernel) = self.factors {
+            self.pack_row_pairs(kernel, x);
         } else {
             let packed = &mut self.packed[..self.kernel.packed_lanes(rows.len()) * span.len()];
             self.kernel.pack_rows(x, packed);
-            if self.factors == Factors::Rounded {
+            if matches!(self.factors, Factors::Rounded) {
                 round_to_bf16(self.instructions, packed);
             }
         }
@@ -538,9 +538,9 @@ impl<'a> Tile<'a> {
         // back.
         for from in span.clone().step_by(DEPTH) {
             let depth = DEPTH.min(span.end - from);
-            if self.factors == Factors::Pairs {
+            if let Factors::Pairs(kernel) = self.factors {
                 prefetch_next(weight, from..from + depth, &span);
-                self.gemm_pairs(weight, column, &(from..from + depth));
+                self.gemm_pairs(kernel, weight, column, &(from..from + depth));
                 continue;
             }
             for (lane, rows) in rows_of_panel(weight) {
@@ -554,7 +554,7 @@ impl<'a> Tile<'a> {
                     _ => self.dequantize(&weight.rows(lane, lane + rows), lane, from, depth),
                 }
             }
-            if self.factors == Factors::Rounded && weight.format != Format::Bf16 {
+            if matches!(self.factors, Factors::Rounded) && weight.format != Format::Bf16 {
                 let panel = &mut self.panel[..self.kernel.columns * depth];
                 round_to_bf16(self.instructions, panel);
             }

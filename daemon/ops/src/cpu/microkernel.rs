@@ -7,7 +7,8 @@ pub(super) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx512;
 #[cfg(target_arch = "x86_64")]
-pub(super) mod bf16;
+mod bf16;
+pub(super) mod pairs;
 mod portable;
 
 #[cfg(target_arch = "x86_64")]

@@ -3,7 +3,6 @@
 use std::ops::Range;
 
 use sluice_formats::{DType, Format, interleaved::ROWS};
-use sluice_machine::InstructionSet;
 use sluice_weights::{PIECE, Weight};
 
 use super::Tile;
@@ -12,7 +11,7 @@ use crate::{
         interleaved::Interleaved,
         microkernel::{
             DEPTH, MatrixRows,
-            bf16::{PairLanes, gemm_panel, pair_inputs, pairs, round_to_pairs},
+            pairs::{PairKernel, PairLanes, pairs},
         },
         vectors::with_vectors,
     },
@@ -20,23 +19,22 @@ use crate::{
 };
 
 /// What rows of `x` and weights are multiplied as.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 pub(super) enum Factors {
     /// `f32`.
     Unrounded,
     /// bf16, which `f32` kernels multiply.
     Rounded,
     /// bf16, which are multiplied in pairs.
-    Pairs,
+    Pairs(&'static PairKernel),
 }
 
 impl Factors {
     pub(super) fn of(device: &Device, format: Format) -> Self {
-        match device.instructions() {
-            _ if !rounds_to_bf16(device, format) => Self::Unrounded,
-            all if all.has(InstructionSet::Avx512Bf16) => Self::Pairs,
-            _ => Self::Rounded,
+        if !rounds_to_bf16(device, format) {
+            return Self::Unrounded;
         }
+        PairKernel::of(device.instructions()).map_or(Self::Rounded, Self::Pairs)
     }
 }
 
@@ -60,32 +58,38 @@ with_vectors! {
 
 impl Tile<'_> {
     /// Packs rows of `x` in pairs.
-    pub(super) fn pack_row_pairs(&mut self, x: MatrixRows<'_>) {
+    pub(super) fn pack_row_pairs(&mut self, kernel: &PairKernel, x: MatrixRows<'_>) {
         let len = self.kernel.packed_lanes(x.count()) * pairs(x.depth());
         let packed = &mut self.packed[..len];
-        // SAFETY: `Factors::of` made sure of the instructions.
-        unsafe { self.kernel.pack_row_pairs(x, packed, self.dequantized) };
+        (self.kernel).pack_row_pairs(kernel, x, packed, self.dequantized);
     }
 
     /// Multiplies what is packed by a part of the depth of a panel of weights.
-    pub(super) fn gemm_pairs(&mut self, weight: &Weight<'_>, column: usize, part: &Range<usize>) {
+    pub(super) fn gemm_pairs(
+        &mut self,
+        kernel: &PairKernel,
+        weight: &Weight<'_>,
+        column: usize,
+        part: &Range<usize>,
+    ) {
         // Taken out, since methods below borrow all of `self`.
         let panel = std::mem::take(&mut self.panel);
         let (first, second) = panel.split_at_mut(ROWS * pairs(DEPTH));
         let middle = ROWS.min(weight.rows);
-        let low = self.pair_weights(&weight.rows(0, middle), part, first);
+        let low = self.pair_weights(kernel, &weight.rows(0, middle), part, first);
         let high = match weight.rows > ROWS {
-            true => self.pair_weights(&weight.rows(ROWS, weight.rows), part, second),
+            true => self.pair_weights(kernel, &weight.rows(ROWS, weight.rows), part, second),
             // Multiplied, and not stored.
             false => low,
         };
-        self.multiply_pairs(part, column, weight.rows, [low, high]);
+        self.multiply_pairs(kernel, part, column, weight.rows, [low, high]);
         self.panel = panel;
     }
 
     /// The same for weights that come input by input, of which the outputs are those from `output` on.
     pub(super) fn gemm_input_pairs(
         &mut self,
+        kernel: &PairKernel,
         inputs: MatrixRows<'_>,
         output: usize,
         column: usize,
@@ -96,27 +100,28 @@ impl Tile<'_> {
         // Taken out, since the method below borrows all of `self`.
         let panel = std::mem::take(&mut self.panel);
         let (low, high) = panel[..2 * words].split_at_mut(words);
-        // SAFETY: `Factors::of` made sure of the instructions.
+        // SAFETY: `PairKernel::of` made sure of the instructions.
         unsafe {
-            pair_inputs(inputs, output, low);
+            (kernel.pair_inputs)(inputs, output, low);
             if count > ROWS {
-                pair_inputs(inputs, output + ROWS, high);
+                (kernel.pair_inputs)(inputs, output + ROWS, high);
             }
         }
-        self.multiply_pairs(part, column, count, [as_lanes(low), as_lanes(high)]);
+        self.multiply_pairs(kernel, part, column, count, [as_lanes(low), as_lanes(high)]);
         self.panel = panel;
     }
 
     /// Pairs of at most 16 rows of weights; bf16 that lie beside each other are read where they are.
     fn pair_weights<'b>(
         &mut self,
+        kernel: &PairKernel,
         weight: &Weight<'b>,
         part: &Range<usize>,
         panel: &'b mut [f32],
     ) -> &'b [PairLanes] {
         let panel = &mut panel[..ROWS * pairs(part.len())];
         let Some(bytes) = weight.side_by_side(0) else {
-            self.pair_rows(weight, part, panel);
+            self.pair_rows(kernel, weight, part, panel);
             return as_lanes(panel);
         };
         let stored = |elements: usize| ROWS * weight.format.bytes(elements);
@@ -125,17 +130,23 @@ impl Tile<'_> {
             return bytes.as_chunks().0;
         }
         let kernels = Interleaved::of(self.instructions).expect("weights lie so for kernels");
-        // SAFETY: `Interleaved::of` and `Factors::of` made sure of the instructions.
+        // SAFETY: `Interleaved::of` and `PairKernel::of` made sure of the instructions.
         unsafe {
             (kernels.dequantize)(weight.format)(bytes, self.dequantized, ROWS);
             let inputs = MatrixRows::new(self.dequantized, ROWS, part.len(), ROWS);
-            pair_inputs(inputs, 0, panel);
+            (kernel.pair_inputs)(inputs, 0, panel);
         }
         as_lanes(panel)
     }
 
     /// Packs pairs of rows that lie one after another.
-    fn pair_rows(&mut self, weight: &Weight<'_>, part: &Range<usize>, panel: &mut [f32]) {
+    fn pair_rows(
+        &mut self,
+        kernel: &PairKernel,
+        weight: &Weight<'_>,
+        part: &Range<usize>,
+        panel: &mut [f32],
+    ) {
         let words = pairs(part.len());
         let (loose, values) = self.dequantized.split_at_mut(ROWS * pairs(DEPTH));
         let values = &mut values[..part.len()];
@@ -148,8 +159,8 @@ impl Tile<'_> {
                 bytemuck::cast_slice_mut(loose)[..stored.len()].copy_from_slice(stored);
             } else {
                 weight.dequantize_row(row, part.start, values);
-                // SAFETY: `Factors::of` made sure of the instructions.
-                unsafe { round_to_pairs(values, loose) };
+                // SAFETY: `PairKernel::of` made sure of the instructions.
+                unsafe { (kernel.round)(values, loose) };
             }
         }
         let rows = MatrixRows::new(loose, words, weight.rows, words);
@@ -159,6 +170,7 @@ impl Tile<'_> {
     /// Multiplies what is packed by the pairs of a part of the depth, into `count` of the tile's columns from `column` on.
     fn multiply_pairs(
         &self,
+        kernel: &PairKernel,
         part: &Range<usize>,
         column: usize,
         count: usize,
@@ -170,8 +182,8 @@ impl Tile<'_> {
         let words = pairs(span.len());
         let packed = &self.packed[..self.kernel.packed_lanes(rows.len()) * words];
         let from = pairs(part.start - span.start);
-        // SAFETY: `Factors::of` made sure of the instructions; rows and columns are of this tile alone.
-        unsafe { gemm_panel(rows.len(), packed, words, from, weights, out) };
+        // SAFETY: `PairKernel::of` made sure of the instructions; rows and columns are of this tile alone.
+        unsafe { (kernel.gemm_panel)(rows.len(), packed, words, from, weights, out) };
     }
 }
 

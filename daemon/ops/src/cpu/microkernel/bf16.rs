@@ -1,4 +1,4 @@
-//! Products of pairs of bf16 by AVX-512's instruction for them, in tiles of 12 × 32 as [`avx512`]'s. A word is a pair of
+//! Products of pairs of bf16 by AVX-512's instruction for them, in tiles of 12 × 32 as those of `f32`. A word is a pair of
 //! inputs of one row, so that words are packed as `f32` are. 16 rows of bf16 weights that lie beside each other are words in
 //! the order of their multiplication: they are read where they lie.
 //!
@@ -8,15 +8,13 @@
 use std::{arch::x86_64::*, mem};
 
 use super::{
-    DEPTH, MatrixRows, Microkernel, TileOutput,
+    MatrixRows, TileOutput,
     avx512::{KERNEL, vector, write},
+    pairs::{PairKernel, PairLanes, pairs},
 };
 
 /// Lanes of a vector: rows of weights that lie beside each other, and rows of `x` in a panel.
 const VECTOR: usize = 16;
-
-/// Words of 16 rows of weights, one of each row.
-pub(in crate::cpu) type PairLanes = [u8; 4 * VECTOR];
 
 /// Bytes ahead of what is multiplied that weights are prefetched: a page, at whose end the hardware's own prefetching stops.
 /// Measured on Zen 5 with one thread and 4096 x 4096: a fifth off for a row, a third for eight and for 32.
@@ -25,47 +23,14 @@ const AHEAD: usize = 4096;
 /// A tile for the number of rows that the function is compiled for.
 type TileOf = unsafe fn(x: &[[f32; VECTOR]], weights: [&[PairLanes]; 2], out: TileOutput);
 
-/// How many pairs so many elements are; the last one may be half empty.
-pub(in crate::cpu) fn pairs(depth: usize) -> usize {
-    depth.div_ceil(2)
-}
+pub(super) static PAIRS: PairKernel = PairKernel {
+    round: round_to_pairs,
+    pair_inputs,
+    gemm_panel,
+};
 
-impl Microkernel {
-    /// Packs rows of `x` as [`Microkernel::pack_rows`] does, rounded and in pairs. `loose` has room for a panel's rows in a block
-    /// of the depth.
-    ///
-    /// # Safety
-    /// The CPU has AVX-512's products of bf16, which this kernel's tiles are for.
-    pub(in crate::cpu) unsafe fn pack_row_pairs(
-        &self,
-        x: MatrixRows<'_>,
-        packed: &mut [f32],
-        loose: &mut [f32],
-    ) {
-        let lanes = self.row_lanes;
-        assert_eq!(packed.len(), self.packed_lanes(x.count) * pairs(x.depth));
-        let panels = packed.chunks_exact_mut(lanes * pairs(x.depth));
-        for ((first, count), panel) in self.row_panels(x.count).zip(panels) {
-            let blocks = panel.chunks_mut(lanes * pairs(DEPTH));
-            for (from, panel) in (0..x.depth).step_by(DEPTH).zip(blocks) {
-                let words = panel.len() / lanes;
-                for (row, out) in loose.chunks_exact_mut(words).take(count).enumerate() {
-                    let row = x.row(first + row);
-                    // SAFETY: as the caller says.
-                    unsafe { round_to_pairs(&row[from..x.depth.min(from + DEPTH)], out) };
-                }
-                self.transpose(MatrixRows::new(loose, words, count, words), panel, lanes, 0);
-            }
-        }
-    }
-}
-
-/// Rounds elements to pairs.
-///
-/// # Safety
-/// The CPU has AVX-512's products of bf16.
 #[target_feature(enable = "avx512f,avx512bf16")]
-pub(in crate::cpu) unsafe fn round_to_pairs(values: &[f32], words: &mut [f32]) {
+unsafe fn round_to_pairs(values: &[f32], words: &mut [f32]) {
     assert_eq!(words.len(), pairs(values.len()));
     let (whole, rest) = values.as_chunks::<VECTOR>();
     let (words, words_left) = words.split_at_mut(VECTOR / 2 * whole.len());
@@ -86,12 +51,8 @@ fn rounded(values: &[f32; VECTOR]) -> [f32; VECTOR / 2] {
     unsafe { mem::transmute(_mm512_cvtneps_pbh(vector(values))) }
 }
 
-/// Rounds weights that come input by input, 16 rows of them from `lane` on, to pairs. Lanes beyond the rows get zeros.
-///
-/// # Safety
-/// The CPU has AVX-512's products of bf16.
 #[target_feature(enable = "avx512f,avx512bf16")]
-pub(in crate::cpu) unsafe fn pair_inputs(inputs: MatrixRows<'_>, lane: usize, words: &mut [f32]) {
+unsafe fn pair_inputs(inputs: MatrixRows<'_>, lane: usize, words: &mut [f32]) {
     assert_eq!(words.len(), VECTOR * pairs(inputs.count));
     let input = |index: usize| {
         if index == inputs.count {
@@ -123,12 +84,7 @@ fn wide(values: &[f32; VECTOR]) -> __m512i {
     _mm512_cvtepu16_epi32(halves)
 }
 
-/// Multiplies all packed rows of `x`, from word `from` of `words` on, by the words of 32 rows of weights, of which the last 16
-/// may be none of the output's.
-///
-/// # Safety
-/// The CPU has AVX-512's products of bf16. The output's columns of all rows are nobody else's.
-pub(in crate::cpu) unsafe fn gemm_panel(
+unsafe fn gemm_panel(
     rows: usize,
     packed: &[f32],
     words: usize,
