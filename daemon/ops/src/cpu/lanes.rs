@@ -23,6 +23,12 @@ pub(super) trait Lanes {
     /// An `f32` in each lane.
     type Numbers: Copy;
 
+    /// Brings a cache line in, wherever it is.
+    #[inline(always)]
+    unsafe fn prefetch(at: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
+    }
+
     unsafe fn words(at: *const u8) -> Self::Words;
     /// Halves in 16 lanes, as `f32`.
     unsafe fn halves(at: *const u8) -> Self::Numbers;

@@ -14,6 +14,9 @@ use crate::cpu::{
     quantized,
 };
 
+/// Bytes ahead of what is multiplied that weights are prefetched: a page, at whose end the hardware's own prefetching stops.
+const AHEAD: usize = 4096;
+
 impl TileOutput {
     /// The sums of blocks of the depth so far.
     ///
@@ -87,6 +90,9 @@ pub(super) unsafe fn multiply_quants<L, Q, const STEPS: usize, const ROWS: usize
         unsafe {
             let mut sums = [L::zero(); ROWS];
             for block in piece.chunks_exact(block_bytes) {
+                for line in (0..block_bytes).step_by(64) {
+                    L::prefetch(block.as_ptr().wrapping_add(AHEAD + line));
+                }
                 for index in 0..block_groups {
                     let group = Q::group::<L>(block.as_ptr(), index);
                     for (row, sum) in sums.iter_mut().enumerate() {
@@ -130,6 +136,9 @@ pub(super) unsafe fn multiply_elements<L, E, const COUNT: usize, const ROWS: usi
         unsafe {
             let mut sums = [L::zero(); ROWS];
             for index in from / COUNT..end / COUNT {
+                let piece = index
+                    * const { COUNT * LANES * E::FORMAT.block_bytes() / E::FORMAT.block_len() };
+                L::prefetch(weights.as_ptr().wrapping_add(AHEAD + piece));
                 let elements = E::read::<L>(weights.as_ptr(), index);
                 for (offset, element) in elements.into_iter().enumerate() {
                     for (row, sum) in sums.iter_mut().enumerate() {

@@ -13,19 +13,14 @@ struct Mode {
 }
 
 impl Mode {
-    /// The best kernels for `f32`, and all for bf16.
+    /// All kernels, for both kinds of products.
     fn all() -> impl Iterator<Item = Self> {
-        let best = Self {
-            instructions: Instructions::best(),
-            is_bf16: false,
-        };
-        // `gemm`, which is beneath without vector instructions, sums a single row otherwise.
-        let vectors = Instructions::all().iter().skip(1);
-        let bf16 = vectors.map(|&instructions| Self {
-            instructions,
-            is_bf16: true,
-        });
-        [best].into_iter().chain(bf16)
+        Instructions::all().iter().flat_map(|&instructions| {
+            [false, true].map(|is_bf16| Self {
+                instructions,
+                is_bf16,
+            })
+        })
     }
 
     fn device(self, threads: usize) -> Device {
