@@ -237,6 +237,18 @@ impl GpuBackend {
         dtype: DType,
         accumulate: bool,
     ) -> Result<(), OpsError> {
+        self.matmul_rows(x, 0..x.len(), weight, (out, dtype), accumulate)
+    }
+
+    /// The same with some rows of `x`.
+    pub(super) fn matmul_rows(
+        &self,
+        x: &Activation,
+        rows: Range<usize>,
+        weight: &Weight<'_>,
+        out: (GpuSpan, DType),
+        accumulate: bool,
+    ) -> Result<(), OpsError> {
         assert_eq!(
             x.width(),
             weight.width,
@@ -247,9 +259,9 @@ impl GpuBackend {
             &self.gpu,
             &self.clock,
             &self.profile,
-            x,
+            (x.rows_span(rows.start, rows.len()), rows.len()),
             weight,
-            (out, dtype),
+            out,
             accumulate,
         )
     }

@@ -12,6 +12,7 @@ pub mod device;
 mod error;
 mod fidelity;
 mod gpu;
+mod grouped;
 mod heads;
 mod kv_cache;
 pub mod ledger;

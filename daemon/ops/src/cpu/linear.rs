@@ -2,6 +2,7 @@
 //! scratch, packed there, and multiplied by all rows while they are in the nearest cache. All that differs between
 //! formats is how a tile is dequantized.
 
+mod grouped;
 mod pairs;
 mod transposed;
 
@@ -104,35 +105,54 @@ impl CpuBackend {
         if x.is_empty() {
             return;
         }
-        let instructions = self.instructions();
-        let kernel = Microkernel::of(instructions);
-        let all_rows = products.iter().map(|product| product.weight.rows).sum();
-        let threads = self.device.threads();
-        let jobs = products.map(|product| Job {
-            grid: Grid::new(x.len(), &product.weight, all_rows, threads, kernel),
-            factors: Factors::of(&self.device, product.weight.format),
-            weight: product.weight,
-            out: product.columns(x),
-            taken: AtomicUsize::new(0),
+        let outputs = products.iter().map(|product| product.weight.rows);
+        let all = x.len() * outputs.sum::<usize>();
+        let jobs = products.map(|product| {
+            let weight = product.weight;
+            self.job(0..x.len(), &weight, product.columns(x), all)
         });
+        self.work(x, &jobs);
+    }
+
+    /// Some rows of `x` and a matrix, whose products are some of `all` elements that are computed at once.
+    fn job<'a>(
+        &self,
+        rows: Range<usize>,
+        weight: &Weight<'a>,
+        out: Columns,
+        all: usize,
+    ) -> Job<'a> {
+        let kernel = Microkernel::of(self.instructions());
+        Job {
+            grid: Grid::new(rows, weight, all, self.device.threads(), kernel),
+            factors: Factors::of(&self.device, weight.format),
+            weight: *weight,
+            out,
+            taken: AtomicUsize::new(0),
+        }
+    }
+
+    /// Does all jobs; their products are disjoint.
+    fn work(&self, x: &Activation, jobs: &[Job<'_>]) {
+        let instructions = self.instructions();
         // Tiles share nothing but their inputs: each thread dequantizes and packs what it needs, so that no barrier is
         // needed. A thread takes one tile after another, and keeps the rows of `x` that it has packed for them.
         let each_thread = |_| {
             self.scratch.with(|scratch| {
-                for job in &jobs {
+                for job in jobs {
                     job.work(x, instructions, &self.clock, scratch);
                 }
             });
         };
         // On the device's threads from here on: scratch is found by the index of the thread.
         self.run(|| {
-            let threads = (0..threads).into_par_iter().with_max_len(1);
+            let threads = (0..self.device.threads()).into_par_iter().with_max_len(1);
             threads.for_each(each_thread);
         });
     }
 }
 
-/// A matrix while rows are multiplied with it: what of it is yet to be taken by a thread.
+/// A matrix while rows of `x` are multiplied with it: what of it is yet to be taken by a thread.
 struct Job<'a> {
     grid: Grid,
     factors: Factors,
@@ -164,7 +184,7 @@ impl Job<'_> {
                 let mut first = Some(columns);
                 // All tiles have these rows, unless those are shared out, too.
                 let mut tiles = || match first.take() {
-                    None if self.grid.tile_rows == x.len() => {
+                    None if self.grid.tile_rows == self.grid.rows.len() => {
                         self.take().map(|(_, columns)| columns)
                     }
                     first => first,
@@ -191,7 +211,7 @@ impl Job<'_> {
 /// How a matmul is divided into tiles.
 struct Grid {
     /// Rows of `x`, and how many of them a tile has.
-    rows: usize,
+    rows: Range<usize>,
     tile_rows: usize,
     /// Rows of weights, and how many of them a tile has.
     columns: usize,
@@ -201,19 +221,21 @@ struct Grid {
 }
 
 impl Grid {
-    /// Of a matrix which has some of `all_rows` weight rows that the same rows of `x` are multiplied with.
+    /// Of rows, at least one, and a matrix, whose products are some of `all` elements that are computed at once.
     fn new(
-        rows: usize,
+        rows: Range<usize>,
         weight: &Weight<'_>,
-        all_rows: usize,
+        all: usize,
         threads: usize,
         kernel: &Microkernel,
     ) -> Self {
+        // As many weight rows as if these rows of `x` were multiplied by all of them.
+        let all_columns = all.div_ceil(rows.len());
         // Weight rows are shared out first: each is then dequantized once in all, and only `x`, which is smaller,
         // packed several times.
-        let several = all_rows.div_ceil(threads * TILES);
+        let several = all_columns.div_ceil(threads * TILES);
         let tile_columns = several
-            .max(rows.min(COLUMNS_MIN))
+            .max(rows.len().min(COLUMNS_MIN))
             // Whole panels: a partly filled one takes as long as a full one.
             .next_multiple_of(kernel.columns);
         // Whole chunks, where any rows take as long to decompress as all of a chunk's.
@@ -224,16 +246,19 @@ impl Grid {
             ),
             _ => (tile_columns, 0),
         };
-        let tiles = all_rows.div_ceil(tile_columns);
+        let tiles = all_columns.div_ceil(tile_columns);
         // Where there are few weight rows, rows of `x` are shared out, too: not if decompression, which each part
         // repeats, is most of the work.
         let parts = match weight.data {
             WeightData::Compressed(_) => 1,
-            _ => threads.div_ceil(tiles.max(1)).min(rows / ROWS_MIN).max(1),
+            _ => threads
+                .div_ceil(tiles.max(1))
+                .min(rows.len() / ROWS_MIN)
+                .max(1),
         };
         Self {
+            tile_rows: rows.len().div_ceil(parts),
             rows,
-            tile_rows: rows.div_ceil(parts),
             columns: weight.rows,
             tile_columns,
             before,
@@ -241,7 +266,7 @@ impl Grid {
     }
 
     fn len(&self) -> usize {
-        self.rows.div_ceil(self.tile_rows) * self.across()
+        self.rows.len().div_ceil(self.tile_rows) * self.across()
     }
 
     /// Tiles that the weights' rows are divided into.
@@ -256,18 +281,19 @@ impl Grid {
     fn tile(&self, number: usize) -> (Range<usize>, Range<usize>) {
         let across = self.across();
         let (row, column) = (
-            number / across * self.tile_rows,
+            self.rows.start + number / across * self.tile_rows,
             number % across * self.tile_columns,
         );
         let end = column + self.tile_columns - self.before;
         (
-            row..self.rows.min(row + self.tile_rows),
+            row..self.rows.end.min(row + self.tile_rows),
             column.saturating_sub(self.before)..self.columns.min(end),
         )
     }
 }
 
 /// The output matrix, of which each tile gets a part of its own.
+#[derive(Clone, Copy)]
 struct Columns {
     start: *mut f32,
     /// Elements from the beginning of a row to that of the next.

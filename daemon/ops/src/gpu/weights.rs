@@ -11,15 +11,15 @@ use sluice_weights::{
     decompressed::{GpuStorage, ROWS, is_decompressed_first, piece_rows},
 };
 
-use super::super::{Activation, Phase, clock::GpuClock};
+use super::super::{Phase, clock::GpuClock};
 use crate::OpsError;
 
-/// `x · weightᵀ` into `out`, whose dtype is given beside it, or added to it where that is `f32`.
+/// `x · weightᵀ` of so many rows into `out`, whose dtype is given beside it, or added to it where that is `f32`.
 pub(super) fn matmul(
     gpu: &Gpu,
     clock: &GpuClock,
     card: &GpuProfile,
-    x: &Activation,
+    (x, rows): (GpuSpan, usize),
     weight: &Weight<'_>,
     (out, out_number): (GpuSpan, DType),
     accumulate: bool,
@@ -32,9 +32,9 @@ pub(super) fn matmul(
             out_is_f32: out_number == DType::F32,
             // Pieces of the weight fill some columns of each row, so the stride stays that of the whole output.
             out_stride: weight.rows,
-            x: x.span(),
+            x,
             weights,
-            rows: x.len(),
+            rows,
             outputs: outputs.len(),
             width: weight.width,
             accumulate,
@@ -49,14 +49,14 @@ pub(super) fn matmul(
     };
     let as_it_is = || match (kept, lies.compressed) {
         (GpuStorage::DictionaryIndexed, Some(compressed)) => {
-            let rows = compressed.first_row..compressed.first_row + weight.rows;
-            let matrix = compressed.tensor.on_gpu(&rows, compressed.base_row);
+            let these = compressed.first_row..compressed.first_row + weight.rows;
+            let matrix = compressed.tensor.on_gpu(&these, compressed.base_row);
             let product = cuda::DictionaryMatmul {
                 out,
                 out_is_f32: out_number == DType::F32,
                 out_stride: weight.rows,
-                x: x.span(),
-                rows: x.len(),
+                x,
+                rows,
                 weights: &matrix.at(lies.span),
                 index: compressed.index,
                 index_rows: compressed.base_rows,
@@ -71,15 +71,15 @@ pub(super) fn matmul(
         }
     };
     // The rule is shared with the plan, which predicts time and memory by it.
-    if !is_decompressed_first(card, kept, x.len()) {
+    if !is_decompressed_first(card, kept, rows) {
         return Ok(as_it_is()?);
     }
     // Where memory to decompress into is short, they are multiplied as they are, if they can be.
     if pieces(weight, number).is_none() && !is_decompressed_first(card, kept, 0) {
         return Ok(as_it_is()?);
     }
-    each_piece(gpu, clock, weight, number, |rows, piece| {
-        Ok(gpu.matmul(number, Format::from(number), product(piece, rows))?)
+    each_piece(gpu, clock, weight, number, |these, piece| {
+        Ok(gpu.matmul(number, Format::from(number), product(piece, these))?)
     })
 }
 

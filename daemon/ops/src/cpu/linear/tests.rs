@@ -1,6 +1,7 @@
 //! Products of every format against plain sums, on several threads and in parts.
 
 mod bf16;
+mod grouped;
 mod layout;
 
 use std::sync::{Arc, atomic::AtomicBool};
@@ -515,7 +516,7 @@ fn tiles_of_columns_are_whole_chunks() {
     for (first, last) in [(0, 1100), (10, 1000), (255, 256), (256, 512)] {
         let weight = all.rows(first, last);
         let kernel = Microkernel::of(Instructions::best());
-        let grid = Grid::new(5, &weight, weight.rows, 2, kernel);
+        let grid = Grid::new(0..5, &weight, 5 * weight.rows, 2, kernel);
         let mut end = 0;
         for number in 0..grid.len() {
             let (rows, columns) = grid.tile(number);
