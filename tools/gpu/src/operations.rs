@@ -58,11 +58,12 @@ pub fn operations(
         report,
     };
     type Group<'a> = fn(&mut DevicePair<'a>) -> Result<(), EngineError>;
-    let groups: [(&str, Group<'_>); 19] = [
+    let groups: [(&str, Group<'_>); 20] = [
         ("embeddings", DevicePair::embeddings),
         ("norms", DevicePair::norms),
         ("rotations", DevicePair::rope),
         ("products", DevicePair::matmuls),
+        ("products by expert", DevicePair::grouped),
         ("coded weights", DevicePair::compressed),
         ("rows", DevicePair::rows),
         ("attention", DevicePair::attention),
@@ -404,6 +405,28 @@ impl DevicePair<'_> {
         let expected = self.cpu.linear(&a, &weight.on_cpu())?;
         let found = self.tried.linear(&b, &weight.on_tried())?;
         self.check("linear, odd width".to_owned(), [&expected, &found])
+    }
+
+    /// Rows by expert, of whom some have none.
+    fn grouped(&mut self) -> Result<(), EngineError> {
+        const OFFSETS: [usize; 6] = [0, 3, 3, 4, 37, 37];
+        const OUTPUTS: usize = 130;
+        fn experts(all: Weight<'_>) -> [Weight<'_>; 5] {
+            [0, 1, 2, 3, 4].map(|expert| all.rows(expert * OUTPUTS, (expert + 1) * OUTPUTS))
+        }
+        for format in Format::ALL {
+            let tolerance = self.matmul_tolerance(format);
+            let all = self.stored(5 * OUTPUTS, 256, format, 1.0)?;
+            self.poison()?;
+            let [a, b] = self.activations(37, 256, 2.0)?;
+            let expected = self
+                .cpu
+                .grouped_linear(&a, &experts(all.on_cpu()), &OFFSETS)?;
+            let found = (self.tried).grouped_linear(&b, &experts(all.on_tried()), &OFFSETS)?;
+            let name = format!("linear, grouped, {}", format.name());
+            self.check_within(tolerance, name, [&expected, &found])?;
+        }
+        Ok(())
     }
 
     /// Checks a matmul with weights of this width and so many outputs; for the device's own dtype also by kernels,
