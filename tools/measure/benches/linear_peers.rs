@@ -1,5 +1,5 @@
 //! `linear` for each storage format compared with the bare `f32` kernel of the `gemm` crate on the same shape, and with
-//! candle's own matmul, in operations a second: `cargo bench -p sluice-measure --bench linear`. All shapes but the
+//! candle's own matmul, in operations a second: `cargo bench -p sluice-measure --bench linear_peers`. All shapes but the
 //! first are for `f32`, `bf16`, `q8_0` and `q4_k` alone.
 
 use candle_core::{

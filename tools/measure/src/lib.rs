@@ -1,31 +1,39 @@
-//! What examples share: models in memory, how far another checkpoint is from one, and checkpoints with other weights.
+//! What examples and benches share: models in memory, how far another checkpoint is from one, checkpoints with other weights,
+//! and what the processor can do at most.
 
 pub mod checkpoints;
 pub mod fidelity;
 pub mod loaded;
+pub mod peaks;
 
 use sluice_engine::EngineOptions;
 use sluice_machine::{InstructionSet, Instructions};
 
-/// Whatever goes wrong ends an example.
+/// Whatever goes wrong ends an example or a bench.
 pub type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-/// The engine's options, with the instructions that `SLUICE_INSTRUCTIONS` names, as for the daemon.
+/// The engine's options, with these [`instructions`].
 ///
 /// # Errors
 /// When this CPU lacks them.
 pub fn engine_options() -> Result<EngineOptions> {
-    let instructions = match std::env::var("SLUICE_INSTRUCTIONS") {
-        Ok(name) => {
-            let mut sets = InstructionSet::ALL.into_iter();
-            let set = sets.find(|set| set.name() == name);
-            set.and_then(Instructions::of)
-                .ok_or_else(|| format!("no instructions {name:?} here"))?
-        }
-        Err(_) => Instructions::best(),
-    };
     Ok(EngineOptions {
-        instructions,
+        instructions: instructions()?,
         ..EngineOptions::default()
     })
+}
+
+/// The instructions that `SLUICE_INSTRUCTIONS` names, as for the daemon, or the best.
+///
+/// # Errors
+/// When this CPU lacks them.
+pub fn instructions() -> Result<Instructions> {
+    let Ok(name) = std::env::var("SLUICE_INSTRUCTIONS") else {
+        return Ok(Instructions::best());
+    };
+    let mut sets = InstructionSet::ALL.into_iter();
+    let set = sets.find(|set| set.name() == name);
+    Ok(set
+        .and_then(Instructions::of)
+        .ok_or_else(|| format!("no instructions {name:?} here"))?)
 }
