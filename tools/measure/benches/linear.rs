@@ -1,5 +1,5 @@
 //! Every kernel of `linear` beside what the processor can do at most: `cargo bench -p sluice-measure --bench linear`,
-//! with `--profile dev` as tests and daemon are built, and with `SLUICE_INSTRUCTIONS=NAME` by fewer instructions.
+//! with `--profile dev` as tests and daemon are built, and with `SLUICE_INSTRUCTIONS=NAME` by fewer instructions, with `SLUICE_COMPUTE_DTYPE=bf16` in bf16.
 //!
 //! Weights of 4096 x 4096 lie as resident ones do, and several of them take turns, so that they come from memory. All threads
 //! compute. "Of peak" is the share of what all threads reach with the kernel's instruction between registers, "of memory" that
@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use sluice_formats::Format;
 use sluice_machine::mapped::MappedBuffer;
 use sluice_measure::{
-    Result, instructions,
-    peaks::{Multiply, read_bytes_per_s},
+    Result, computes_in_bf16, instructions,
+    peaks::{ProductInstruction, read_bytes_per_s},
 };
 use sluice_ops::{Activation, Ops, device::Device, ledger::Ledger, measure::FILL_BYTE};
 use sluice_weights::{InterleavedRows, Weight, WeightData};
@@ -35,7 +35,10 @@ const TIME: Duration = Duration::from_millis(300);
 const TIMES_MIN: usize = 5;
 
 fn main() -> Result<()> {
-    let device = Device::cpu(0)?.with_instructions(instructions()?);
+    let mut device = Device::cpu(0)?.with_instructions(instructions()?);
+    if computes_in_bf16() {
+        device = device.with_bf16_products();
+    }
     let (threads, interleaves) = (device.threads(), device.interleaves_weights());
     let ops = Ops::new(device, Ledger::default())?;
     ops.reserve(ACTIVATION_BYTES)?;
@@ -45,13 +48,13 @@ fn main() -> Result<()> {
     bytemuck::cast_slice_mut(&mut memory).fill(FILL_BYTE);
 
     println!("instruction   one thread   {threads} threads, G op/s");
-    let peaks = Multiply::ALL.map(|multiply| {
-        let peaks = multiply.peak(1).zip(multiply.peak(threads));
+    let peaks = ProductInstruction::ALL.map(|instruction| {
+        let peaks = instruction.peak(1).zip(instruction.peak(threads));
         if let Some((one, all)) = peaks {
-            let name = multiply.name();
+            let name = instruction.name();
             println!("{name:<11} {:>12.0} {:>11.0}", one / 1e9, all / 1e9);
         }
-        (multiply, peaks.map(|(_, all)| all))
+        (instruction, peaks.map(|(_, all)| all))
     });
     let read = read_bytes_per_s(&memory, threads);
     println!("{threads} threads read {:.1} GB/s\n", read / 1e9);
@@ -60,8 +63,8 @@ fn main() -> Result<()> {
     println!("format  rows  instruction     time us     GB/s   G op/s  of peak  of memory");
     for format in FORMATS {
         let weights = weights(format, interleaves, bytemuck::cast_slice(&memory));
-        let multiply = Multiply::of(&ops, format);
-        let peak = peaks.iter().find(|(of, _)| Some(*of) == multiply);
+        let instruction = ProductInstruction::of(&ops, format);
+        let peak = peaks.iter().find(|(of, _)| Some(*of) == instruction);
         for rows in ROWS {
             let x = ops.probe_rows(rows, &weights[0])?;
             let seconds = seconds(&ops, &x, &weights)?;
@@ -75,7 +78,7 @@ fn main() -> Result<()> {
             println!(
                 "{:<7} {rows:>4}  {:<11} {:>11.0} {:>8.1} {:>8.0} {:>8} {:>8.0} %",
                 format.name(),
-                multiply.map_or("-", Multiply::name),
+                instruction.map_or("-", ProductInstruction::name),
                 1e6 * seconds,
                 bytes / 1e9,
                 operations / 1e9,

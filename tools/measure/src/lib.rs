@@ -7,20 +7,28 @@ pub mod loaded;
 pub mod peaks;
 
 use sluice_engine::EngineOptions;
+use sluice_formats::DType;
 use sluice_machine::{InstructionSet, Instructions};
 
 /// Whatever goes wrong ends an example or a bench.
 pub type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-/// The engine's options, with these [`instructions`].
+/// The engine's options, with these [`instructions`], and in bf16 where [`computes_in_bf16`].
 ///
 /// # Errors
 /// When this CPU lacks them.
 pub fn engine_options() -> Result<EngineOptions> {
     Ok(EngineOptions {
         instructions: instructions()?,
+        compute_dtype: computes_in_bf16().then_some(DType::Bf16),
         ..EngineOptions::default()
     })
+}
+
+/// Whether `SLUICE_COMPUTE_DTYPE`, as for the daemon, is `bf16`.
+#[must_use]
+pub fn computes_in_bf16() -> bool {
+    std::env::var("SLUICE_COMPUTE_DTYPE").is_ok_and(|name| name == "bf16")
 }
 
 /// The instructions that `SLUICE_INSTRUCTIONS` names, as for the daemon, or the best.

@@ -17,9 +17,9 @@ const STEPS: usize = 1 << 20;
 /// Bytes that are read at once.
 const READ_BYTES: usize = 32 << 20;
 
-/// An instruction that kernels multiply and add with, by the bits of its vectors.
+/// An instruction that kernels instruction and add with, by the bits of its vectors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Multiply {
+pub enum ProductInstruction {
     /// `f32`.
     Fma256,
     /// `f32`.
@@ -34,7 +34,7 @@ pub enum Multiply {
     Dpbf16512,
 }
 
-impl Multiply {
+impl ProductInstruction {
     /// All of them.
     pub const ALL: [Self; 6] = [
         Self::Fma256,
@@ -49,12 +49,13 @@ impl Multiply {
     #[must_use]
     pub fn of(ops: &Ops, format: Format) -> Option<Self> {
         let instructions = ops.device().instructions();
-        let candidates: &[Self] = match ops.rounds_rows(format) {
-            true => &[Self::Dpbusd512, Self::Dpbusd256, Self::Maddubs256],
-            false => &[Self::Fma512, Self::Fma256],
+        let candidates: &[Self] = match (ops.rounds_rows(format), format.block_len()) {
+            (true, 1) => &[Self::Dpbf16512, Self::Fma512, Self::Fma256],
+            (true, _) => &[Self::Dpbusd512, Self::Dpbusd256, Self::Maddubs256],
+            (false, _) => &[Self::Fma512, Self::Fma256],
         };
         let mut candidates = candidates.iter().copied();
-        candidates.find(|multiply| instructions.has(multiply.set()))
+        candidates.find(|instruction| instructions.has(instruction.set()))
     }
 
     /// The name in tables.
@@ -153,7 +154,7 @@ fn fastest(threads: usize, work: impl Fn(usize, usize) + Sync) -> f64 {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    //! Loops that do nothing but multiply and add, in chains that don't wait for each other.
+    //! Loops that do nothing but instruction and add, in chains that don't wait for each other.
 
     use std::{
         arch::{

@@ -1,15 +1,6 @@
 //! The kernels, compiled for each instruction set.
 
-use sluice_formats::Format;
-
-use super::{
-    super::microkernel::TileOutput,
-    Dequantize, FEW_ROWS, Interleaved, MultiplyElements, MultiplyQuants, PanelLanes, RoundedRows,
-    Unpack,
-    formats::{self, Bf16, F16, F32, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0},
-    kernels,
-};
-use crate::cpu::lanes::{Avx2, Avx512Vnni, AvxVnni};
+use super::Interleaved;
 
 /// Compiles the kernels for an instruction set.
 macro_rules! kernels {
@@ -22,10 +13,17 @@ macro_rules! kernels {
         };
 
         mod $module {
-            use super::{
-                formats::{Elements, Quants},
-                *,
+            use sluice_formats::Format;
+
+            use super::super::{
+                Dequantize, FEW_ROWS, MultiplyElements, MultiplyQuants, PanelLanes, RoundedRows,
+                Unpack,
+                formats::{
+                    Bf16, Elements, F16, F32, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, Quants,
+                },
+                kernels,
             };
+            use crate::cpu::{lanes::$lanes, microkernel::TileOutput};
 
             pub(super) fn multiply_quants(format: Format) -> [MultiplyQuants; FEW_ROWS] {
                 const fn rows<Q: Quants<STEPS>, const STEPS: usize>() -> [MultiplyQuants; FEW_ROWS]

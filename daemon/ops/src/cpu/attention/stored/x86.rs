@@ -126,7 +126,12 @@ unsafe fn weigh<L: Lanes, E: Elements, const PIECES: usize>(
 macro_rules! kernels {
     ($name:ident, $lanes:ident, $features:literal) => {
         pub(super) mod $name {
-            use super::{super::*, *};
+            use sluice_formats::Format;
+
+            use super::{
+                super::{Score, StoredRows, Weigh},
+                Bf16, Elements, F16, F32, Q8_0,
+            };
             use crate::cpu::lanes::$lanes;
 
             pub(in super::super) fn kernels(
