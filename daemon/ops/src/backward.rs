@@ -12,8 +12,7 @@ use sluice_formats::DType;
 use sluice_weights::Weight;
 
 use super::{
-    Activation, AttentionShape, Backend, Indices, Ops, OpsError, Phase, RopeTable,
-    arena::ArenaPart, cpu::Product,
+    Activation, AttentionShape, Backend, Indices, Ops, OpsError, Phase, RopeTable, arena::ArenaPart,
 };
 
 /// Queries of one sequence, and the keys that they see.
@@ -396,7 +395,7 @@ impl Ops {
         let mut logits = self.pool.take(x.len(), head.rows, DType::F32)?;
         match (&self.backend, &all.on_gpu) {
             (Backend::Cpu(cpu), _) => {
-                cpu.gemm(x, [Product::new(head, logits.values_mut(), false)]);
+                cpu.gemm_one(x, head, logits.values_mut(), false);
                 cpu.weigh_logits(all, &mut logits, head, first);
                 cpu.gemm_transposed(&logits, head, all.weighted.values_mut(), true);
                 return Ok(());

@@ -10,7 +10,7 @@ use sluice_weights::Weight;
 use self::gpu::GpuComparison;
 use super::{
     Activation, Backend, Ops,
-    cpu::{CpuBackend, Product},
+    cpu::CpuBackend,
     lm_head::{PIECE_COLUMNS_MIN, whole_columns},
 };
 use crate::{OpsError, device::DeviceBuffer};
@@ -204,8 +204,8 @@ impl Comparison {
         let other = &mut other.host_mut()[..rows.len() * width];
         cpu.run(|| {
             // Both logits must exist at once: KL needs their difference token by token.
-            cpu.gemm(x[0], [Product::new(&pieces[0], one, false)]);
-            cpu.gemm(x[1], [Product::new(&pieces[1], other, false)]);
+            cpu.gemm_one(x[0], &pieces[0], one, false);
+            cpu.gemm_one(x[1], &pieces[1], other, false);
             // Each row's sums are one thread's, in the order of tokens: the number of threads changes nothing.
             rows.par_iter_mut()
                 .zip(one.par_chunks_exact(width))

@@ -542,7 +542,7 @@ impl Ops {
             Backend::Cpu(cpu) => {
                 let rows = start * weight.rows..(start + x.len()) * weight.rows;
                 let out = &mut out.values_mut()[rows];
-                cpu.gemm(x, [Product::new(weight, out, true)]);
+                cpu.gemm_one(x, weight, out, true);
             }
             Backend::Gpu(gpu) => {
                 gpu.matmul(x, weight, out.rows_span(start, x.len()), DType::F32, true)?;

@@ -17,7 +17,7 @@ use self::{
 };
 use super::{
     Activation, Backend, Ops, Phase,
-    cpu::{CpuBackend, Product, exp},
+    cpu::{CpuBackend, exp},
 };
 use crate::{OpsError, device::DeviceBuffer};
 
@@ -300,7 +300,7 @@ impl LmHeadReduction<'_> {
         let (groups, width) = (&mut self.groups, piece.rows);
         let logits = &mut logits.host_mut()[..x.len() * width];
         cpu.run(|| {
-            cpu.gemm(x, [Product::new(piece, logits, false)]);
+            cpu.gemm_one(x, piece, logits, false);
             reduce(logits, width, first, groups, running);
         });
     }

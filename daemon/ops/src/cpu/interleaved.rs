@@ -12,12 +12,24 @@ use sluice_formats::{Format, interleaved::ROWS};
 #[cfg(target_arch = "x86_64")]
 use sluice_machine::InstructionSet;
 use sluice_machine::Instructions;
-use sluice_weights::Weight;
+use sluice_weights::{Weight, WeightData};
 
 use super::microkernel::TileOutput;
 
 /// Most rows of `x` that are multiplied without a panel.
 pub(super) const FEW_ROWS: usize = 4;
+
+/// The rows of a panel that are read together, each with how many there are: those that lie beside each other apart.
+pub(super) fn rows_of_panel(weight: &Weight<'_>) -> impl Iterator<Item = (usize, usize)> + use<> {
+    let rows = weight.rows;
+    let step = match weight.data {
+        WeightData::Interleaved(_) => ROWS,
+        _ => rows,
+    };
+    (0..rows)
+        .step_by(step)
+        .map(move |row| (row, step.min(rows - row)))
+}
 
 /// The rows at the beginning of a weight that lie beside each other, 16 at a time.
 pub(super) fn beside<'a>(weight: &Weight<'a>) -> impl Iterator<Item = &'a [u8]> {

@@ -6,11 +6,9 @@
     reason = "all bodies are single instructions, and safe where what the trait asks of callers holds"
 )]
 
-use std::arch::x86_64::*;
+use std::arch::{asm, x86_64::*};
 
 use sluice_formats::interleaved::ROWS;
-
-use crate::cpu::quantized::avx2;
 
 /// Operations on 16 lanes.
 ///
@@ -432,6 +430,38 @@ macro_rules! two_vectors {
     };
 }
 
+/// How many words of weights of so many bits can be added up in 16 bits: each lane adds two products with a factor up
+/// to 127.
+pub(super) const fn run(bits: u32) -> usize {
+    i16::MAX as usize / (2 * 127 * ((1 << bits) - 1))
+}
+
+/// Adds the products of each lane's four bytes, of weights without sign, in 32 bits, without saturation. It is assembly since
+/// the intrinsic would be a call from functions that are compiled for AVX2 alone, and those are for both kernels.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn add_products(mut sums: __m256i, weights: __m256i, x: __m256i) -> __m256i {
+    // SAFETY: only reached through `VNNI_KERNEL`, whose caller made sure of the instruction. It reads and writes registers
+    // alone.
+    unsafe {
+        asm!(
+            "{{vex}} vpdpbusd {sums}, {weights}, {x}",
+            sums = inout(ymm_reg) sums,
+            weights = in(ymm_reg) weights,
+            x = in(ymm_reg) x,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    sums
+}
+
+/// Adds pairs of 16-bit elements into 32 bits.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn wide(short: __m256i) -> __m256i {
+    _mm256_madd_epi16(short, _mm256_set1_epi16(1))
+}
+
 /// By `maddubs`, whose sums of two are added in 16 bits for as long as they fit.
 ///
 /// # Safety
@@ -445,13 +475,13 @@ unsafe fn products_in_16_bits<const STEPS: usize>(
     // SAFETY: as the caller says.
     unsafe {
         let mut sums = _mm256_setzero_si256();
-        let run = avx2::run(bits).min(STEPS);
+        let run = run(bits).min(STEPS);
         for (weights, x) in weights.chunks_exact(run).zip(x.chunks_exact(run)) {
             let mut short = _mm256_setzero_si256();
             for (&weights, &x) in weights.iter().zip(x) {
                 short = _mm256_add_epi16(short, _mm256_maddubs_epi16(weights, x));
             }
-            sums = _mm256_add_epi32(sums, avx2::wide(short));
+            sums = _mm256_add_epi32(sums, wide(short));
         }
         sums
     }
@@ -471,7 +501,7 @@ unsafe fn products_in_32_bits<const STEPS: usize>(
     unsafe {
         let mut sums = _mm256_setzero_si256();
         for (&weights, &x) in weights.iter().zip(x) {
-            sums = avx2::add_products(sums, weights, x);
+            sums = add_products(sums, weights, x);
         }
         sums
     }

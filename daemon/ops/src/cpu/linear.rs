@@ -22,7 +22,7 @@ pub(super) use self::pairs::rounds_to_bf16;
 use self::pairs::{Factors, round_to_bf16};
 use super::{
     CpuBackend,
-    interleaved::{FEW_ROWS, Interleaved, beside},
+    interleaved::{FEW_ROWS, Interleaved, beside, rows_of_panel},
     microkernel::{DEPTH, MatrixRows, Microkernel, TileOutput, prefetch},
     quantized::QuantizedGemm,
     scratch::SCRATCH_LEN,
@@ -99,6 +99,17 @@ impl<'a> Product<'a> {
 }
 
 impl CpuBackend {
+    /// `x · weightᵀ` into `out`, or added to it, row after row.
+    pub(crate) fn gemm_one(
+        &self,
+        x: &Activation,
+        weight: &Weight<'_>,
+        out: &mut [f32],
+        adds: bool,
+    ) {
+        self.gemm(x, [Product::new(weight, out, adds)]);
+    }
+
     /// Multiplies the rows of `x` by several matrices at once: threads are woken once for all of them, and none waits
     /// for another in between.
     pub(crate) fn gemm<const N: usize>(&self, x: &Activation, products: [Product<'_>; N]) {
@@ -656,18 +667,6 @@ fn prefetch_next(weight: &Weight<'_>, part: Range<usize>, span: &Range<usize>) {
         let place = (row + ahead) * row_bytes + format.bytes(next);
         prefetch(bytes.as_ptr().wrapping_add(place), piece);
     }
-}
-
-/// The rows of a panel that are read together, each with how many there are: those that lie beside each other apart.
-pub(super) fn rows_of_panel(weight: &Weight<'_>) -> impl Iterator<Item = (usize, usize)> + use<> {
-    let rows = weight.rows;
-    let step = match weight.data {
-        WeightData::Interleaved(_) => ROWS,
-        _ => rows,
-    };
-    (0..rows)
-        .step_by(step)
-        .map(move |row| (row, step.min(rows - row)))
 }
 
 #[cfg(test)]

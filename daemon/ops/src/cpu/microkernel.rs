@@ -20,6 +20,9 @@ use sluice_machine::Instructions;
 /// after another, whatever tile it is in: it depends neither on the rows beside it nor on how weights are shared out.
 pub(super) const DEPTH: usize = 256;
 
+/// The same for matmuls in integers: 20 KiB of a panel of 32 weight rows.
+pub(super) const QUANTS_DEPTH: usize = 512;
+
 /// Bytes that one prefetch brings in.
 #[cfg(target_arch = "x86_64")]
 const CACHE_LINE: usize = 64;
@@ -132,6 +135,19 @@ impl TileOutput {
             // SAFETY: as the caller says.
             unsafe { *place = if self.adds { *place + value } else { value } };
         }
+    }
+}
+
+impl pairs::PairKernel {
+    /// The kernel of these instructions, if they have one.
+    pub(in crate::cpu) fn of(instructions: Instructions) -> Option<&'static Self> {
+        #[cfg(target_arch = "x86_64")]
+        if instructions.has(InstructionSet::Avx512Bf16) {
+            return Some(&bf16::PAIRS);
+        }
+        // Elsewhere there is none.
+        let _ = instructions;
+        None
     }
 }
 

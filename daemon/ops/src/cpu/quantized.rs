@@ -4,7 +4,7 @@
 //! alike whatever their number, so that a row depends on those beside it by the order of sums alone.
 
 #[cfg(target_arch = "x86_64")]
-pub(super) mod avx2;
+mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod vnni;
 
@@ -17,13 +17,10 @@ use sluice_machine::Instructions;
 use sluice_weights::{PIECE, Weight, WeightData};
 
 use super::{
-    interleaved::{FEW_ROWS, Interleaved, PanelLanes, RoundedRows},
-    linear::rows_of_panel,
-    microkernel::{self, COLUMNS_MAX, MatrixRows, Microkernel, TileOutput},
+    interleaved::{FEW_ROWS, Interleaved, PanelLanes, RoundedRows, rows_of_panel},
+    microkernel::{self, COLUMNS_MAX, MatrixRows, Microkernel, QUANTS_DEPTH as DEPTH, TileOutput},
 };
 
-/// How much of the depth is multiplied at a time: 20 KiB of a panel of 32 weight rows.
-pub(super) const DEPTH: usize = 512;
 /// Elements of a row of `x` that share a scale.
 const BLOCK: usize = 32;
 /// Bytes in a word: those that one lane multiplies and adds together.

@@ -11,7 +11,6 @@ use super::{
 use crate::cpu::{
     lanes::Lanes,
     microkernel::{self, TileOutput},
-    quantized,
 };
 
 /// Bytes ahead of what is multiplied that weights are prefetched: a page, at whose end the hardware's own prefetching stops.
@@ -85,7 +84,9 @@ pub(super) unsafe fn multiply_quants<L, Q, const STEPS: usize, const ROWS: usize
     };
     let mut totals = None;
     let mut at = 0;
-    for piece in weights.chunks(const { quantized::DEPTH / Q::FORMAT.block_len() } * block_bytes) {
+    for piece in
+        weights.chunks(const { microkernel::QUANTS_DEPTH / Q::FORMAT.block_len() } * block_bytes)
+    {
         // SAFETY: the lengths were compared, and all else is as the caller says.
         unsafe {
             let mut sums = [L::zero(); ROWS];

@@ -1,9 +1,5 @@
 //! Rows and weights in pairs of bf16: a word is a pair of inputs of one row, so that words are packed as `f32` are.
 
-#[cfg(target_arch = "x86_64")]
-use sluice_machine::InstructionSet;
-use sluice_machine::Instructions;
-
 use super::{DEPTH, MatrixRows, Microkernel, TileOutput};
 
 /// Words of 16 rows of weights, one of each row.
@@ -46,19 +42,6 @@ type GemmPanel = unsafe fn(
     weights: [&[PairLanes]; 2],
     out: TileOutput,
 );
-
-impl PairKernel {
-    /// The kernel of these instructions, if they have one.
-    pub(in crate::cpu) fn of(instructions: Instructions) -> Option<&'static Self> {
-        #[cfg(target_arch = "x86_64")]
-        if instructions.has(InstructionSet::Avx512Bf16) {
-            return Some(&super::bf16::PAIRS);
-        }
-        // Elsewhere there is none.
-        let _ = instructions;
-        None
-    }
-}
 
 impl Microkernel {
     /// Packs rows of `x` as [`Microkernel::pack_rows`] does, rounded and in pairs. `loose` has room for a panel's rows in a block

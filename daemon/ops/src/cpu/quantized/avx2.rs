@@ -2,12 +2,10 @@
 //! six finished ones, and none that is spilled to memory. AVX-VNNI's dot products of bytes give the same sums, with fewer
 //! instructions.
 
-use std::{
-    arch::{asm, x86_64::*},
-    mem,
-};
+use std::{arch::x86_64::*, mem};
 
 use super::{
+    super::lanes::{add_products, run, wide},
     BLOCK, ByteKernel, ROWS, Tile, TileOutput,
     microkernel::avx2::{KERNEL as WORDS, elements as numbers_of, vector},
 };
@@ -55,12 +53,6 @@ const fn tiles<const STEPS: usize, const RUN: usize>() -> [Tile; ROWS] {
         tile::<5, STEPS, RUN>,
         tile::<6, STEPS, RUN>,
     ]
-}
-
-/// How many words of weights of so many bits can be added up in 16 bits: each lane adds two products with a factor up
-/// to 127.
-pub(in crate::cpu) const fn run(bits: u32) -> usize {
-    i16::MAX as usize / (2 * 127 * ((1 << bits) - 1))
 }
 
 #[target_feature(enable = "avx2,fma")]
@@ -142,32 +134,6 @@ fn whole<const ROWS: usize, const STEPS: usize, const RUN: usize>(
         }
     }
     whole
-}
-
-/// Adds the products of each lane's four bytes, of weights without sign, in 32 bits, without saturation. It is assembly since
-/// the intrinsic would be a call from functions that are compiled for AVX2 alone, and those are for both kernels.
-#[inline]
-#[target_feature(enable = "avx2")]
-pub(in crate::cpu) fn add_products(mut sums: __m256i, weights: __m256i, x: __m256i) -> __m256i {
-    // SAFETY: only reached through `VNNI_KERNEL`, whose caller made sure of the instruction. It reads and writes registers
-    // alone.
-    unsafe {
-        asm!(
-            "{{vex}} vpdpbusd {sums}, {weights}, {x}",
-            sums = inout(ymm_reg) sums,
-            weights = in(ymm_reg) weights,
-            x = in(ymm_reg) x,
-            options(pure, nomem, nostack, preserves_flags),
-        );
-    }
-    sums
-}
-
-/// Adds pairs of 16-bit elements into 32 bits.
-#[inline]
-#[target_feature(enable = "avx2")]
-pub(in crate::cpu) fn wide(short: __m256i) -> __m256i {
-    _mm256_madd_epi16(short, _mm256_set1_epi16(1))
 }
 
 /// A word's four bytes in every lane.
