@@ -462,6 +462,25 @@ pub(super) fn wide(short: __m256i) -> __m256i {
     _mm256_madd_epi16(short, _mm256_set1_epi16(1))
 }
 
+/// The low and the high halves of bytes: products of each fit in 16 bits, as those of whole bytes don't.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn nibbles(bytes: __m256i) -> [__m256i; 2] {
+    let low = _mm256_set1_epi8(15);
+    [
+        _mm256_and_si256(bytes, low),
+        _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), low),
+    ]
+}
+
+/// Adds pairs of 16-bit sums of both halves' products into 32 bits.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn wide_nibbles(low: __m256i, high: __m256i) -> __m256i {
+    let high = _mm256_madd_epi16(high, _mm256_set1_epi16(16));
+    _mm256_add_epi32(wide(low), high)
+}
+
 /// By `maddubs`, whose sums of two are added in 16 bits for as long as they fit.
 ///
 /// # Safety
@@ -475,6 +494,15 @@ unsafe fn products_in_16_bits<const STEPS: usize>(
     // SAFETY: as the caller says.
     unsafe {
         let mut sums = _mm256_setzero_si256();
+        if bits == 8 {
+            let (mut low, mut high) = (sums, sums);
+            for (&weights, &x) in weights.iter().zip(x) {
+                let weights = nibbles(weights);
+                low = _mm256_add_epi16(low, _mm256_maddubs_epi16(weights[0], x));
+                high = _mm256_add_epi16(high, _mm256_maddubs_epi16(weights[1], x));
+            }
+            return wide_nibbles(low, high);
+        }
         let run = run(bits).min(STEPS);
         for (weights, x) in weights.chunks_exact(run).zip(x.chunks_exact(run)) {
             let mut short = _mm256_setzero_si256();

@@ -46,8 +46,6 @@ struct ByteKernel {
     columns: usize,
     /// The `f32` kernel that transposes words for this one.
     words: &'static Microkernel,
-    /// Most bits of a weight for which this kernel is faster than dequantizing to `f32`.
-    bits_max: u32,
     round: Round,
     /// Tiles of one row up to [`ROWS`].
     tiles: fn(QuantGroups) -> &'static [Tile; ROWS],
@@ -116,8 +114,7 @@ fn kernel_for(
     instructions: Instructions,
     format: Format,
 ) -> Option<(&'static ByteKernel, QuantGroups)> {
-    let (kernel, groups) = (ByteKernel::of(instructions)?, format.groups()?);
-    (groups.bits <= kernel.bits_max).then_some((kernel, groups))
+    Some((ByteKernel::of(instructions)?, format.groups()?))
 }
 
 /// The integer matmul of one format.

@@ -92,27 +92,6 @@ impl Elements<2> for Bf16 {
     }
 }
 
-/// Where bytes aren't multiplied as they are.
-impl Elements<4> for Q8_0 {
-    const FORMAT: Format = Format::Q8_0;
-
-    #[inline(always)]
-    unsafe fn read<L: Lanes>(at: *const u8, index: usize) -> [L::Numbers; 4] {
-        // SAFETY: as the caller says.
-        unsafe {
-            let block = at.add(index / 8 * ROWS * Format::Q8_0.block_bytes());
-            let scale = L::halves(block);
-            let word = L::words(block.add(HALF + index % 8 * WORD));
-            let mut elements = [scale; 4];
-            for (byte, element) in elements.iter_mut().enumerate() {
-                let quants = L::shift_left(word, 24 - 8 * byte as u32);
-                *element = L::multiply(L::whole(L::shift_right_signed(quants, 24)), scale);
-            }
-            elements
-        }
-    }
-}
-
 impl Quants<8> for Q8_0 {
     const FORMAT: Format = Format::Q8_0;
 

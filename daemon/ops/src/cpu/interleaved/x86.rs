@@ -62,7 +62,6 @@ macro_rules! kernels {
                     Format::F32 => rows::<F32, 1>(),
                     Format::F16 => rows::<F16, 1>(),
                     Format::Bf16 => rows::<Bf16, 2>(),
-                    Format::Q8_0 => rows::<Q8_0, 4>(),
                     _ => unreachable!("other formats are multiplied in integers"),
                 }
             }
@@ -86,7 +85,6 @@ macro_rules! kernels {
                     Format::F32 => to_numbers::<F32, 1>,
                     Format::F16 => to_numbers::<F16, 1>,
                     Format::Bf16 => to_numbers::<Bf16, 2>,
-                    Format::Q8_0 => to_numbers::<Q8_0, 4>,
                     _ => unreachable!("other formats are multiplied in integers"),
                 }
             }

@@ -5,7 +5,7 @@
 use std::{arch::x86_64::*, mem};
 
 use super::{
-    super::lanes::{add_products, run, wide},
+    super::lanes::{add_products, nibbles, run, wide, wide_nibbles},
     BLOCK, ByteKernel, ROWS, Tile, TileOutput,
     microkernel::avx2::{KERNEL as WORDS, elements as numbers_of, vector},
 };
@@ -19,20 +19,16 @@ pub(super) static KERNEL: ByteKernel = ByteKernel {
     columns: COLUMNS,
     words: &WORDS,
     round,
-    // Not 8: their products have to be extended before any are added, and take the signs of weights besides. A tile
-    // alone was 1.2 times as fast as that of `f32` (four bits: 2.0, six: 1.6), and a single row of `q8_0` 0.9 times as
-    // fast as dequantized (a core of a Zen 3 EPYC): too little to round rows for.
-    bits_max: 6,
     tiles: |groups| match (groups.len, groups.bits) {
         (16, _) => const { &tiles::<4, { run(6) }>() },
         (_, 4) => const { &tiles::<8, { run(4) }>() },
+        (_, 8) => const { &tiles::<8, BY_NIBBLES>() },
         _ => const { &tiles::<8, { run(5) }>() },
     },
 };
 
 /// The same by AVX-VNNI.
 pub(super) static VNNI_KERNEL: ByteKernel = ByteKernel {
-    bits_max: 8,
     tiles: |groups| match groups.len {
         16 => const { &tiles::<4, BY_VNNI>() },
         _ => const { &tiles::<8, BY_VNNI>() },
@@ -42,6 +38,9 @@ pub(super) static VNNI_KERNEL: ByteKernel = ByteKernel {
 
 /// In place of a [`run`]: products are added up in 32 bits at once.
 const BY_VNNI: usize = 0;
+
+/// The same: products of eight bits don't fit in 16, those of each half do.
+const BY_NIBBLES: usize = usize::MAX;
 
 /// For one row and more, where groups are `STEPS` words of weights, of which `RUN` can be added up in 16 bits.
 const fn tiles<const STEPS: usize, const RUN: usize>() -> [Tile; ROWS] {
@@ -114,6 +113,21 @@ fn whole<const ROWS: usize, const STEPS: usize, const RUN: usize>(
             for row in 0..ROWS {
                 whole[row] = add_products(whole[row], weights, word(x[row]));
             }
+        }
+        return whole;
+    }
+    if RUN == BY_NIBBLES {
+        let (mut low, mut high) = (whole, whole);
+        for (x, weights) in x.iter().zip(weights) {
+            let weights = nibbles(bytes(weights));
+            for row in 0..ROWS {
+                let x = word(x[row]);
+                low[row] = _mm256_add_epi16(low[row], _mm256_maddubs_epi16(weights[0], x));
+                high[row] = _mm256_add_epi16(high[row], _mm256_maddubs_epi16(weights[1], x));
+            }
+        }
+        for row in 0..ROWS {
+            whole[row] = wide_nibbles(low[row], high[row]);
         }
         return whole;
     }
@@ -258,7 +272,9 @@ mod tests {
     #[test]
     fn vnni_gives_the_same_bits() {
         let Some(kernels) = kernels() else { return };
-        for groups in [(32, 4), (32, 5), (16, 6)].map(|(len, bits)| QuantGroups { len, bits }) {
+        for groups in
+            [(32, 4), (32, 5), (16, 6), (32, 8)].map(|(len, bits)| QuantGroups { len, bits })
+        {
             let count = DEPTH / groups.len;
             let weights = |columns: usize, seed| -> Vec<u8> {
                 let values = f64::from(1 << groups.bits);

@@ -15,7 +15,6 @@ pub(super) static KERNEL: ByteKernel = ByteKernel {
     lanes: LANES,
     columns: COLUMNS,
     words: &WORDS,
-    bits_max: 8,
     round,
     tiles: |groups| match groups.len {
         16 => &TILES_OF_16,
