@@ -31,7 +31,7 @@ pub fn computes_in_bf16() -> bool {
     std::env::var("SLUICE_COMPUTE_DTYPE").is_ok_and(|name| name == "bf16")
 }
 
-/// The instructions that `SLUICE_INSTRUCTIONS` names, as for the daemon, or the best.
+/// The instructions that `SLUICE_INSTRUCTIONS` names, or the best.
 ///
 /// # Errors
 /// When this CPU lacks them.

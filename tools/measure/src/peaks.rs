@@ -17,7 +17,7 @@ const STEPS: usize = 1 << 20;
 /// Bytes that are read at once.
 const READ_BYTES: usize = 32 << 20;
 
-/// An instruction that kernels instruction and add with, by the bits of its vectors.
+/// An instruction that kernels multiply and add with, by the bits of its vectors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProductInstruction {
     /// `f32`.
@@ -154,7 +154,7 @@ fn fastest(threads: usize, work: impl Fn(usize, usize) + Sync) -> f64 {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    //! Loops that do nothing but instruction and add, in chains that don't wait for each other.
+    //! Loops that do nothing but multiply and add, in chains that don't wait for each other.
 
     use std::{
         arch::{

@@ -497,7 +497,9 @@ impl<'a> Tile<'a> {
     /// rows those were.
     fn gemm_few(&mut self, weight: &Weight<'_>, column: usize) -> usize {
         let kernels = Interleaved::of(self.instructions);
-        let (Some(kernels), 1..=FEW_ROWS) = (kernels, self.out.rows.len()) else {
+        let (Some(kernels), 1..=FEW_ROWS, Some(_)) =
+            (kernels, self.out.rows.len(), weight.side_by_side(0))
+        else {
             return 0;
         };
         let (rows, width) = (&self.out.rows, weight.width);

@@ -27,7 +27,7 @@ use sluice_train::{
     quantization::Rounding,
     trainer::Trainer,
 };
-use sluice_weights::{Shape, TensorPart, TensorSpec, WeightData};
+use sluice_weights::{Shape, TensorPart, TensorSpec};
 
 use crate::runs::{micro, options, steps, vocabulary};
 
@@ -146,10 +146,7 @@ fn deployed(weights: &Residency, spec: &TensorSpec) -> Vec<f32> {
         let guard = weights.acquire(group).expect("acquire");
         let weight = guard.weight(spec.part);
         let (values, behind) = rest.split_at_mut(weight.rows * weight.width);
-        let WeightData::Host(bytes) = weight.data else {
-            panic!("{} is not in memory", spec.name);
-        };
-        weight.format.dequantize(bytes, values);
+        weight.dequantize(values);
         rest = behind;
     }
     assert!(rest.is_empty(), "{} is cut short", spec.name);

@@ -87,6 +87,9 @@ fn logits_are_near_the_reference_s() {
 fn streamed_blocks_give_the_same_tokens() {
     let Some(path) = file() else { return };
     let case = &cases()[0];
-    let (_, answer) = Loaded::new(&path, 0.5).continued(&ids(&case["input_ids"]), 4);
-    assert_eq!(answer, ids(&case["greedy_ids"])[..4]);
+    let [resident, streamed] =
+        [1.0, 0.5].map(|share| Loaded::new(&path, share).continued(&ids(&case["input_ids"]), 8));
+    assert_eq!(streamed, resident);
+    // Behind these the reference, whose products are not rounded, has two tokens that are nearly as likely.
+    assert_eq!(resident.1[..3], ids(&case["greedy_ids"])[..3]);
 }
