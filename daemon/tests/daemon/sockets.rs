@@ -2,7 +2,10 @@
 
 use std::{
     fs,
-    os::unix::{fs::PermissionsExt, net::UnixListener},
+    os::unix::{
+        fs::PermissionsExt,
+        net::{UnixListener, UnixStream},
+    },
     path::Path,
 };
 
@@ -39,7 +42,11 @@ async fn a_socket_whose_file_is_gone_comes_back_and_no_second_daemon_starts() {
     assert_eq!(second.status.code(), Some(exit::FAILURE.into()));
     let message = String::from_utf8_lossy(&second.stderr);
     assert!(message.contains("another sluiced answers"), "{message}");
-    until("the socket", || async { first.socket.exists() }).await;
+    // The file is there before anybody listens.
+    until("the socket", || async {
+        UnixStream::connect(&first.socket).is_ok()
+    })
+    .await;
     assert_eq!(first.snapshot().await.daemon.unwrap().socket_path, socket);
     assert!(first.log().contains("the socket's file was gone"));
 }
