@@ -102,7 +102,7 @@ async fn a_killed_daemon_leaves_a_socket_that_the_next_takes_over() {
     let socket = daemon.socket.clone();
     daemon.signal(Signal::KILL);
     within("the end", async {
-        while std::os::unix::net::UnixStream::connect(&socket).is_ok() {
+        while UnixStream::connect(&socket).is_ok() {
             tokio::task::yield_now().await;
         }
     })
