@@ -14,7 +14,7 @@ use sluice_shared::{address::SYSTEM_SOCKET, exit};
 use tempfile::TempDir;
 use testkit::not_run;
 
-use crate::support::{Daemon, command, run, until, within};
+use crate::support::{Daemon, command, run, until};
 
 #[tokio::test]
 async fn a_second_daemon_leaves_the_first_alone() {
@@ -98,15 +98,11 @@ async fn without_a_word_the_socket_lies_in_the_users_private_folder() {
 
 #[tokio::test]
 async fn a_killed_daemon_leaves_a_socket_that_the_next_takes_over() {
-    let daemon = Daemon::start(&[""; 0]).await;
+    let mut daemon = Daemon::start(&[""; 0]).await;
     let socket = daemon.socket.clone();
     daemon.signal(Signal::KILL);
-    within("the end", async {
-        while UnixStream::connect(&socket).is_ok() {
-            tokio::task::yield_now().await;
-        }
-    })
-    .await;
+    // Its lock goes with the process, after its socket.
+    daemon.ended().await;
     assert!(socket.exists());
     let folder = TempDir::new().unwrap();
     let mut command = command(folder.path());
