@@ -57,11 +57,22 @@ pub(super) struct PanelLanes<'a> {
 
 /// The kernels of one instruction set, by format.
 pub(super) struct Interleaved {
-    /// Kernels for one row of `x` up to [`FEW_ROWS`].
-    pub(super) multiply_quants: fn(Format) -> [MultiplyQuants; FEW_ROWS],
-    pub(super) multiply_elements: fn(Format) -> [MultiplyElements; FEW_ROWS],
-    pub(super) unpack: fn(Format) -> Unpack,
-    pub(super) dequantize: fn(Format) -> Dequantize,
+    pub(super) quants: fn(Format) -> QuantKernels,
+    pub(super) elements: fn(Format) -> ElementKernels,
+}
+
+/// Kernels for a format with groups.
+pub(super) struct QuantKernels {
+    /// For one row of `x` up to [`FEW_ROWS`].
+    pub(super) multiply: [MultiplyQuants; FEW_ROWS],
+    pub(super) unpack: Unpack,
+}
+
+/// Kernels for a format whose elements stand alone.
+pub(super) struct ElementKernels {
+    /// For one row of `x` up to [`FEW_ROWS`].
+    pub(super) multiply: [MultiplyElements; FEW_ROWS],
+    pub(super) dequantize: Dequantize,
 }
 
 /// # Safety

@@ -519,7 +519,7 @@ impl<'a> Tile<'a> {
         let out = self.out.part(rows, column, weight.rows);
         let mut done = 0;
         for bytes in beside(weight) {
-            let kernel = (kernels.multiply_elements)(weight.format)[rows.len() - 1];
+            let kernel = (kernels.elements)(weight.format).multiply[rows.len() - 1];
             // SAFETY: `Interleaved::of` made sure of the instructions; rows and columns are of this tile alone.
             unsafe { kernel(x, bytes, out.at_column(done)) };
             done += ROWS;
@@ -614,7 +614,7 @@ impl<'a> Tile<'a> {
         let panel = &mut self.panel[lane..self.kernel.columns * part.len()];
         let bytes = &bytes[ROWS * format.bytes(part.start)..ROWS * format.bytes(part.end)];
         // SAFETY: `Interleaved::of` made sure of the instructions.
-        unsafe { (kernels.dequantize)(format)(bytes, panel, self.kernel.columns) };
+        unsafe { ((kernels.elements)(format).dequantize)(bytes, panel, self.kernel.columns) };
     }
 
     /// Dequantizes a part of the depth of rows that lie one after another, and packs it into lanes of the panel.

@@ -306,7 +306,7 @@ impl QuantizedGemm {
             let bytes = bytemuck::cast_slice_mut(words);
             (self.kernel.round)(x, bytes, numbers, 0, 1, self.groups.len);
         }
-        let kernel = (kernels.multiply_quants)(weight.format)[x.len() / weight.width - 1];
+        let kernel = (kernels.quants)(weight.format).multiply[x.len() / weight.width - 1];
         let rows = RoundedRows { words, numbers };
         loop {
             while !tile.is_empty()
@@ -391,7 +391,7 @@ impl QuantizedGemm {
         };
         let bytes = &bytes[ROWS_BESIDE * part.start..ROWS_BESIDE * part.end];
         // SAFETY: `of` made sure of the instructions.
-        unsafe { (kernels.unpack)(format)(bytes, panel) };
+        unsafe { ((kernels.quants)(format).unpack)(bytes, panel) };
     }
 
     /// Unpacks rows that lie one after another, and transposes them into lanes of the panel.

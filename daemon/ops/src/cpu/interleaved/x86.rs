@@ -6,18 +6,15 @@ use super::Interleaved;
 macro_rules! kernels {
     ($name:ident = $module:ident, $lanes:ident, $features:literal) => {
         pub(super) static $name: Interleaved = Interleaved {
-            multiply_quants: $module::multiply_quants,
-            multiply_elements: $module::multiply_elements,
-            unpack: $module::unpack,
-            dequantize: $module::dequantize,
+            quants: $module::quants,
+            elements: $module::elements,
         };
 
         mod $module {
             use sluice_formats::Format;
 
             use super::super::{
-                Dequantize, FEW_ROWS, MultiplyElements, MultiplyQuants, PanelLanes, RoundedRows,
-                Unpack,
+                ElementKernels, PanelLanes, QuantKernels, RoundedRows,
                 formats::{
                     Bf16, Elements, F16, F32, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, Quants,
                 },
@@ -25,72 +22,55 @@ macro_rules! kernels {
             };
             use crate::cpu::{lanes::$lanes, microkernel::TileOutput};
 
-            pub(super) fn multiply_quants(format: Format) -> [MultiplyQuants; FEW_ROWS] {
-                const fn rows<Q: Quants<STEPS>, const STEPS: usize>() -> [MultiplyQuants; FEW_ROWS]
-                {
-                    [
-                        quants::<Q, STEPS, 1>,
-                        quants::<Q, STEPS, 2>,
-                        quants::<Q, STEPS, 3>,
-                        quants::<Q, STEPS, 4>,
-                    ]
-                }
+            pub(super) fn quants(format: Format) -> QuantKernels {
                 match format {
-                    Format::Q8_0 => rows::<Q8_0, 8>(),
-                    Format::Q6K => rows::<Q6K, 4>(),
-                    Format::Q5K => rows::<Q5K, 8>(),
-                    Format::Q5_1 => rows::<Q5_1, 8>(),
-                    Format::Q5_0 => rows::<Q5_0, 8>(),
-                    Format::Q4K => rows::<Q4K, 8>(),
-                    Format::Q4_1 => rows::<Q4_1, 8>(),
-                    Format::Q4_0 => rows::<Q4_0, 8>(),
+                    Format::Q8_0 => quants_of::<Q8_0, 8>(),
+                    Format::Q6K => quants_of::<Q6K, 4>(),
+                    Format::Q5K => quants_of::<Q5K, 8>(),
+                    Format::Q5_1 => quants_of::<Q5_1, 8>(),
+                    Format::Q5_0 => quants_of::<Q5_0, 8>(),
+                    Format::Q4K => quants_of::<Q4K, 8>(),
+                    Format::Q4_1 => quants_of::<Q4_1, 8>(),
+                    Format::Q4_0 => quants_of::<Q4_0, 8>(),
                     _ => unreachable!("formats without groups are dequantized"),
                 }
             }
 
-            pub(super) fn multiply_elements(format: Format) -> [MultiplyElements; FEW_ROWS] {
-                const fn rows<E: Elements<COUNT>, const COUNT: usize>()
-                -> [MultiplyElements; FEW_ROWS] {
-                    [
-                        elements::<E, COUNT, 1>,
-                        elements::<E, COUNT, 2>,
-                        elements::<E, COUNT, 3>,
-                        elements::<E, COUNT, 4>,
-                    ]
+            const fn quants_of<Q: Quants<STEPS>, const STEPS: usize>() -> QuantKernels {
+                QuantKernels {
+                    multiply: [
+                        multiply_quants::<Q, STEPS, 1>,
+                        multiply_quants::<Q, STEPS, 2>,
+                        multiply_quants::<Q, STEPS, 3>,
+                        multiply_quants::<Q, STEPS, 4>,
+                    ],
+                    unpack: unpack::<Q, STEPS>,
                 }
+            }
+
+            pub(super) fn elements(format: Format) -> ElementKernels {
                 match format {
-                    Format::F32 => rows::<F32, 1>(),
-                    Format::F16 => rows::<F16, 1>(),
-                    Format::Bf16 => rows::<Bf16, 2>(),
+                    Format::F32 => elements_of::<F32, 1>(),
+                    Format::F16 => elements_of::<F16, 1>(),
+                    Format::Bf16 => elements_of::<Bf16, 2>(),
                     _ => unreachable!("other formats are multiplied in integers"),
                 }
             }
 
-            pub(super) fn unpack(format: Format) -> Unpack {
-                match format {
-                    Format::Q8_0 => to_bytes::<Q8_0, 8>,
-                    Format::Q6K => to_bytes::<Q6K, 4>,
-                    Format::Q5K => to_bytes::<Q5K, 8>,
-                    Format::Q5_1 => to_bytes::<Q5_1, 8>,
-                    Format::Q5_0 => to_bytes::<Q5_0, 8>,
-                    Format::Q4K => to_bytes::<Q4K, 8>,
-                    Format::Q4_1 => to_bytes::<Q4_1, 8>,
-                    Format::Q4_0 => to_bytes::<Q4_0, 8>,
-                    _ => unreachable!("formats without groups are dequantized"),
-                }
-            }
-
-            pub(super) fn dequantize(format: Format) -> Dequantize {
-                match format {
-                    Format::F32 => to_numbers::<F32, 1>,
-                    Format::F16 => to_numbers::<F16, 1>,
-                    Format::Bf16 => to_numbers::<Bf16, 2>,
-                    _ => unreachable!("other formats are multiplied in integers"),
+            const fn elements_of<E: Elements<COUNT>, const COUNT: usize>() -> ElementKernels {
+                ElementKernels {
+                    multiply: [
+                        multiply_elements::<E, COUNT, 1>,
+                        multiply_elements::<E, COUNT, 2>,
+                        multiply_elements::<E, COUNT, 3>,
+                        multiply_elements::<E, COUNT, 4>,
+                    ],
+                    dequantize: dequantize::<E, COUNT>,
                 }
             }
 
             #[target_feature(enable = $features)]
-            unsafe fn quants<Q: Quants<STEPS>, const STEPS: usize, const ROWS: usize>(
+            unsafe fn multiply_quants<Q: Quants<STEPS>, const STEPS: usize, const ROWS: usize>(
                 x: RoundedRows<'_>,
                 weights: &[u8],
                 out: TileOutput,
@@ -100,7 +80,11 @@ macro_rules! kernels {
             }
 
             #[target_feature(enable = $features)]
-            unsafe fn elements<E: Elements<COUNT>, const COUNT: usize, const ROWS: usize>(
+            unsafe fn multiply_elements<
+                E: Elements<COUNT>,
+                const COUNT: usize,
+                const ROWS: usize,
+            >(
                 x: &[f32],
                 weights: &[u8],
                 out: TileOutput,
@@ -110,7 +94,7 @@ macro_rules! kernels {
             }
 
             #[target_feature(enable = $features)]
-            unsafe fn to_bytes<Q: Quants<STEPS>, const STEPS: usize>(
+            unsafe fn unpack<Q: Quants<STEPS>, const STEPS: usize>(
                 weights: &[u8],
                 panel: PanelLanes<'_>,
             ) {
@@ -119,7 +103,7 @@ macro_rules! kernels {
             }
 
             #[target_feature(enable = $features)]
-            unsafe fn to_numbers<E: Elements<COUNT>, const COUNT: usize>(
+            unsafe fn dequantize<E: Elements<COUNT>, const COUNT: usize>(
                 weights: &[u8],
                 out: &mut [f32],
                 step: usize,

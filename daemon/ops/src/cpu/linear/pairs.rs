@@ -132,7 +132,7 @@ impl Tile<'_> {
         let kernels = Interleaved::of(self.instructions).expect("weights lie so for kernels");
         // SAFETY: `Interleaved::of` and `PairKernel::of` made sure of the instructions.
         unsafe {
-            (kernels.dequantize)(weight.format)(bytes, self.dequantized, ROWS);
+            ((kernels.elements)(weight.format).dequantize)(bytes, self.dequantized, ROWS);
             let inputs = MatrixRows::new(self.dequantized, ROWS, part.len(), ROWS);
             (kernel.pair_inputs)(inputs, 0, panel);
         }

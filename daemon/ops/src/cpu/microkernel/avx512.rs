@@ -36,16 +36,21 @@ unsafe fn tile(rows: usize, x: &[f32], panel: &[f32], out: TileOutput) {
     unsafe { TILES[rows - 1](x, panel, out) };
 }
 
-#[target_feature(enable = "avx512f")]
-unsafe fn tile_of<const ROWS: usize>(x: &[f32], panel: &[f32], out: TileOutput) {
-    let place = |row: usize| out.start.wrapping_add(row * out.stride);
-    // The output is not needed before the sums are done, and comes from memory in the meantime. Pointers beyond the
-    // output do no harm: a prefetch never faults.
+/// Prefetches a tile's output, which is not needed before the sums are done.
+#[inline]
+pub(super) fn prefetch_output<const ROWS: usize>(out: TileOutput) {
     for row in 0..ROWS {
         for half in 0..2 {
-            _mm_prefetch::<_MM_HINT_T0>(place(row).wrapping_add(VECTOR * half).cast());
+            let place = out.start.wrapping_add(row * out.stride + VECTOR * half);
+            // SAFETY: a prefetch never faults, so places beyond the output do no harm.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(place.cast()) };
         }
     }
+}
+
+#[target_feature(enable = "avx512f")]
+unsafe fn tile_of<const ROWS: usize>(x: &[f32], panel: &[f32], out: TileOutput) {
+    prefetch_output::<ROWS>(out);
     let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
     let (x, _) = x.as_chunks::<VECTOR>();
     let (panel, _) = panel.as_chunks::<COLUMNS>();

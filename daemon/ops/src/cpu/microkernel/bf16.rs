@@ -9,7 +9,7 @@ use std::{arch::x86_64::*, mem};
 
 use super::{
     MatrixRows, TileOutput,
-    avx512::{KERNEL, vector, write},
+    avx512::{KERNEL, prefetch_output, vector, write},
     pairs::{PairKernel, PairLanes, pairs},
 };
 
@@ -124,12 +124,7 @@ unsafe fn tile_of<const ROWS: usize>(
     [low, high]: [&[PairLanes]; 2],
     out: TileOutput,
 ) {
-    let place = |row: usize| out.start.wrapping_add(row * out.stride);
-    for row in 0..ROWS {
-        for half in 0..2 {
-            _mm_prefetch::<_MM_HINT_T0>(place(row).wrapping_add(VECTOR * half).cast());
-        }
-    }
+    prefetch_output::<ROWS>(out);
     let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
     for (x, (low, high)) in x.iter().zip(low.iter().zip(high)) {
         for weights in [low, high] {
