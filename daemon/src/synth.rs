@@ -201,6 +201,7 @@ impl Synth {
             causal: false,
             tied: false,
             biases: false,
+            qk_norms: false,
             layer_kind: LayerKind::Attention,
         };
         match check(&shape) {

@@ -28,6 +28,8 @@ pub enum Family {
     Mistral,
     /// Qwen2 and 2.5: Llama with biases.
     Qwen2,
+    /// Qwen2 with a norm of each head of queries and keys in the place of biases.
+    Qwen3,
     /// Masked diffusion with Qwen2's layers.
     Dream,
     /// Autoregressive, with a state of fixed size in the place of a KV cache.
@@ -38,11 +40,12 @@ pub enum Family {
 
 impl Family {
     /// Every supported family.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Llada,
         Self::Llama,
         Self::Mistral,
         Self::Qwen2,
+        Self::Qwen3,
         Self::Dream,
         Self::Rwkv7,
         Self::LatentThought,
@@ -56,6 +59,7 @@ impl Family {
             Self::Llama => "llama",
             Self::Mistral => "mistral",
             Self::Qwen2 => "qwen2",
+            Self::Qwen3 => "qwen3",
             Self::Dream => "Dream",
             Self::Rwkv7 => "rwkv7",
             Self::LatentThought => "ltm",
@@ -69,6 +73,7 @@ impl Family {
             Self::Llama => "LlamaForCausalLM",
             Self::Mistral => "MistralForCausalLM",
             Self::Qwen2 => "Qwen2ForCausalLM",
+            Self::Qwen3 => "Qwen3ForCausalLM",
             Self::Dream => "DreamModel",
             Self::Rwkv7 => "RWKV7ForCausalLM",
             Self::LatentThought => "LatentThoughtModel",

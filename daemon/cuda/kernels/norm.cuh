@@ -18,6 +18,21 @@ DEVICE void rms_norm(T *out, const float *x, const u8 *weight, u32 weight_format
     }
 }
 
+// In place, of a row's heads: a block a row and 8 heads, a warp a head.
+template <class T>
+DEVICE void rms_norm_heads(T *x, const u8 *weight, u32 weight_format, u32 heads, u32 head_dim, float epsilon) {
+    const u32 lane = threadIdx.x % WARP, head = blockIdx.y * (REDUCE_THREADS / WARP) + threadIdx.x / WARP;
+    if (head >= heads) return;
+    x += (u64(blockIdx.x) * heads + head) * head_dim;
+    float squares = 0.0f;
+    for (u32 i = lane; i < head_dim; i += WARP) squares = fmaf(widen(x[i]), widen(x[i]), squares);
+    for (u32 bits = WARP / 2; bits > 0; bits /= 2) squares += __shfl_xor_sync(0xffffffff, squares, bits);
+    const float inverse = 1.0f / sqrtf(squares / float(head_dim) + epsilon);
+    for (u32 i = lane; i < head_dim; i += WARP) {
+        x[i] = narrow<T>(widen(x[i]) * inverse * stored_number(weight, weight_format, i));
+    }
+}
+
 // The mean is taken off before squares are summed, as on the CPU: where it is large beside the spread, the difference of
 // two sums would be lost.
 template <class T>

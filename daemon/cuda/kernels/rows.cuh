@@ -10,6 +10,10 @@
                                  float epsilon) { \
         rms_norm(out, x, weight, weight_format, width, epsilon); \
     } \
+    KERNEL_FUNCTION rms_norm_heads_##T(number::T *x, const u8 *weight, u32 weight_format, u32 heads, u32 head_dim, \
+                                       float epsilon) { \
+        rms_norm_heads(x, weight, weight_format, heads, head_dim, epsilon); \
+    } \
     KERNEL_FUNCTION layer_norm_##T(number::T *out, const float *x, const float *weight, const float *bias, u32, \
                                    u32 width, float epsilon) { \
         layer_norm(out, x, weight, bias, width, epsilon); \

@@ -123,6 +123,45 @@ impl Gpu {
         )
     }
 
+    /// Each head of each row of `x`, in place, divided by the root of its mean square plus `epsilon`, times `weight`, which
+    /// has a plain format and is as wide as a head. `sizes`: rows, heads of a row, elements of a head.
+    ///
+    /// # Errors
+    /// When the launch fails, or work that was sent before has failed.
+    ///
+    /// # Panics
+    /// When a span is too short, or the weights' format has blocks.
+    pub fn rms_norm_heads(
+        &self,
+        dtype: DType,
+        x: GpuSpan,
+        weight: GpuSpan,
+        weight_format: Format,
+        sizes: [usize; 3],
+        epsilon: f32,
+    ) -> Result<(), CudaError> {
+        let [rows, heads, head_dim] = sizes;
+        holds("x", x, rows * heads * head_dim, dtype.bytes());
+        holds_weights(weight, weight_format, head_dim);
+        let weight_format = vector_format(weight_format);
+        if rows * heads * head_dim == 0 {
+            return Ok(());
+        }
+        self.send(
+            &format!("rms_norm_heads_{}", dtype.name()),
+            [rows, heads.div_ceil(HEADS_OF_BLOCK)],
+            REDUCE_THREADS,
+            &[
+                address(x),
+                address(weight),
+                KernelArgument::U32(weight_format),
+                size(heads),
+                size(head_dim),
+                KernelArgument::F32(epsilon),
+            ],
+        )
+    }
+
     /// `gate = silu(gate) · up`.
     ///
     /// # Errors
@@ -396,6 +435,8 @@ fn shape_of(
 
 /// Threads of a block that reduces a row, as in `reduce.cuh`.
 const REDUCE_THREADS: u32 = 256;
+/// Heads that a block norms, a warp each.
+const HEADS_OF_BLOCK: usize = REDUCE_THREADS as usize / 32;
 
 /// Threads of a block in which each processes one element.
 const ELEMENT_THREADS: u32 = 256;

@@ -122,6 +122,20 @@ impl CpuBackend {
         });
     }
 
+    pub(super) fn rms_norm_heads(
+        &self,
+        x: &mut Activation,
+        weight: &Weight<'_>,
+        scale: &mut Activation,
+        epsilon: f32,
+    ) {
+        weight.dequantize(scale.row_mut(0));
+        let (scale, instructions) = (scale.row(0), self.instructions());
+        self.each_row(x, |_, row| {
+            rows::rms_norm_heads(instructions, row, scale, epsilon)
+        });
+    }
+
     /// Rotates pairs by the angles of their positions; back, where the direction is −1.
     pub(super) fn rotate(
         &self,

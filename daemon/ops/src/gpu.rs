@@ -176,6 +176,22 @@ impl GpuBackend {
         )?)
     }
 
+    pub(super) fn rms_norm_heads(
+        &self,
+        x: &Activation,
+        weight: &Weight<'_>,
+        epsilon: f32,
+    ) -> Result<(), OpsError> {
+        Ok(self.gpu.rms_norm_heads(
+            x.dtype(),
+            x.span(),
+            weight.span(),
+            weight.format,
+            [x.len(), x.width() / weight.width, weight.width],
+            epsilon,
+        )?)
+    }
+
     pub(super) fn rope(
         &self,
         inputs: &[(&Activation, &Indices)],

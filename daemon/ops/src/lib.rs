@@ -382,6 +382,32 @@ impl Ops {
         Ok(out)
     }
 
+    /// Root-mean-square norm of each head of these rows, in place, times the weight, which is as wide as a head.
+    ///
+    /// # Errors
+    /// When memory cannot be allocated, or the device fails.
+    ///
+    /// # Panics
+    /// When a row is no whole number of heads.
+    pub fn rms_norm_heads(
+        &self,
+        x: &mut Activation,
+        weight: &Weight<'_>,
+        epsilon: f32,
+    ) -> Result<(), OpsError> {
+        assert!(x.width().is_multiple_of(weight.width));
+        let _timed = self.timed(Phase::Attention);
+        match &self.backend {
+            Backend::Cpu(cpu) => {
+                let mut scale = self.pool.take(1, weight.width, DType::F32)?;
+                cpu.rms_norm_heads(x, weight, &mut scale, epsilon);
+            }
+            Backend::Gpu(gpu) => gpu.rms_norm_heads(x, weight, epsilon)?,
+            Backend::DryRun => drop(self.pool.take(1, weight.width, DType::F32)?),
+        }
+        Ok(())
+    }
+
     /// Rotary embedding in place, of queries, of keys, or of both. Each has one position a row.
     ///
     /// # Errors

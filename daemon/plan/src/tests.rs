@@ -384,6 +384,7 @@ fn small_shape(layers: usize, width: usize, mlp: usize, rows: usize) -> Shape {
         causal: false,
         tied: false,
         biases: false,
+        qk_norms: false,
         layer_kind: LayerKind::Attention,
     }
 }

@@ -309,6 +309,8 @@ fn weight_group_kind(part: TensorPart) -> &'static str {
         TensorPart::AttentionNormBias => "attention norm bias",
         TensorPart::Query => "query",
         TensorPart::QueryBias => "query bias",
+        TensorPart::QueryNorm => "query norm",
+        TensorPart::KeyNorm => "key norm",
         TensorPart::Key => "key",
         TensorPart::KeyBias => "key bias",
         TensorPart::Value => "value",

@@ -57,6 +57,10 @@ pub enum TensorPart {
     Value,
     /// [1, KV heads · head dimension].
     ValueBias,
+    /// [1, head dimension], of the norm of each query head.
+    QueryNorm,
+    /// [1, head dimension], of the norm of each key head.
+    KeyNorm,
     /// [hidden size, attention heads · head dimension].
     AttentionOutput,
     /// [1, hidden size], before cross-attention.
@@ -103,6 +107,8 @@ impl TensorPart {
             | Self::KeyBias
             | Self::Value
             | Self::ValueBias
+            | Self::QueryNorm
+            | Self::KeyNorm
             | Self::AttentionOutput => WeightGroup::Attention(layer),
             Self::CrossNorm
             | Self::CrossQuery
@@ -143,6 +149,8 @@ impl TensorPart {
             | Self::QueryBias
             | Self::KeyBias
             | Self::ValueBias
+            | Self::QueryNorm
+            | Self::KeyNorm
             | Self::CrossNorm
             | Self::MlpNorm
             | Self::MlpNormBias

@@ -68,6 +68,7 @@ mod tests {
             causal: true,
             tied: false,
             biases: true,
+            qk_norms: false,
             layer_kind: LayerKind::Attention,
         };
         let kept = KeptSizes {

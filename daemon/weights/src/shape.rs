@@ -55,6 +55,8 @@ pub struct Shape {
     pub tied: bool,
     /// Whether queries, keys and values have biases.
     pub biases: bool,
+    /// Whether each head of queries and of keys goes through an RMSNorm of its own before it is rotated, as in Qwen3.
+    pub qk_norms: bool,
     /// What its layers are made of.
     pub layer_kind: LayerKind,
 }
@@ -114,6 +116,13 @@ impl Shape {
                     part,
                     kept_kv_heads: None,
                 }));
+                if part == TensorPart::AttentionOutput && self.qk_norms {
+                    let norms = [TensorPart::QueryNorm, TensorPart::KeyNorm].into_iter();
+                    specs.extend(norms.zip(names.qk_norms).map(|(part, name)| {
+                        let name = format!("{}.{layer}.{name}", names.layers);
+                        weight(&name, &[self.head_dim], layer, part)
+                    }));
+                }
                 if let (TensorPart::AttentionOutput, LayerKind::LatentThought(_)) =
                     (part, self.layer_kind)
                 {
@@ -179,6 +188,8 @@ struct Names {
     layers: &'static str,
     /// Names within a layer, in the order of [`Shape::tensors`].
     parts: [&'static str; 9],
+    /// Of queries and of keys, where the model has them.
+    qk_norms: [&'static str; 2],
     final_norm: &'static str,
     lm_head: &'static str,
 }
@@ -201,6 +212,7 @@ impl Names {
                     "up_proj",
                     "ff_out",
                 ],
+                qk_norms: ["q_norm", "k_norm"],
                 final_norm: "model.transformer.ln_f",
                 lm_head: "model.transformer.ff_out",
             },
@@ -218,6 +230,7 @@ impl Names {
                     "mlp.up_proj",
                     "mlp.down_proj",
                 ],
+                qk_norms: ["self_attn.q_norm", "self_attn.k_norm"],
                 final_norm: "model.norm",
                 lm_head: "lm_head",
             },
@@ -236,6 +249,7 @@ impl Names {
                     "feed_forward.up_proj",
                     "feed_forward.down_proj",
                 ],
+                qk_norms: ["attention.q_norm", "attention.k_norm"],
                 final_norm: "norm",
                 lm_head: "output",
             },

@@ -316,6 +316,7 @@ fn synthesis() -> SynthOptions {
             causal: false,
             tied: false,
             biases: false,
+            qk_norms: false,
             layer_kind: LayerKind::Attention,
         },
         dtype: SynthDType::Bf16,

@@ -80,6 +80,7 @@ fn synthetic(folder: &Path, element: SynthDType) -> PathBuf {
         causal: false,
         tied: false,
         biases: false,
+        qk_norms: false,
         layer_kind: LayerKind::Attention,
     };
     let synthesis = SynthOptions {

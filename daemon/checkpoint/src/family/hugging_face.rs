@@ -1,12 +1,13 @@
 //! `config.json` as Hugging Face's transformers writes it for Llama and its relatives: Llama 2 and 3, TinyLlama,
-//! SmolLM2, Mistral, Qwen2 and 2.5, and Dream.
+//! SmolLM2, Mistral, Qwen2, 2.5 and 3, and Dream.
 //!
 //! Papers: Touvron et al. 2023 (arXiv 2302.13971), Jiang et al. 2023 (arXiv 2310.06825), Yang et al. 2024
-//! (arXiv 2407.10671), Ye et al. 2025, "Dream 7B" (arXiv 2508.15487).
-//! References: `LlamaForCausalLM`, `MistralForCausalLM` and `Qwen2ForCausalLM` of transformers 4.49, and `DreamModel` as
-//! published with Dream-org/Dream-v0-Instruct-7B.
+//! (arXiv 2407.10671 and, for Qwen3, 2505.09388), Ye et al. 2025, "Dream 7B" (arXiv 2508.15487).
+//! References: `LlamaForCausalLM`, `MistralForCausalLM` and `Qwen2ForCausalLM` of transformers 4.49, `Qwen3ForCausalLM` of
+//! 5.23, and `DreamModel` as published with Dream-org/Dream-v0-Instruct-7B.
 //!
-//! They differ in few things: Qwen2 and Dream have biases for queries, keys and values. Dream has no causal mask and
+//! They differ in few things: Qwen2 and Dream have biases for queries, keys and values. Qwen3 has none, and norms each head
+//! of queries and keys before it is rotated. Dream has no causal mask and
 //! predicts masked positions; a position's logits are in the row before it, as in the Qwen2 that it was made from.
 //!
 //! Difference from the references: where attention has a sliding window, the context ends where the window would begin
@@ -70,6 +71,7 @@ pub(super) fn read(
         // `attention_bias` is refused above: Qwen2's biases are part of its architecture, and its output projection has
         // none.
         biases: matches!(family, Family::Qwen2 | Family::Dream),
+        qk_norms: family == Family::Qwen3,
         layer_kind: LayerKind::Attention,
     };
     Ok(ModelConfig {
@@ -213,6 +215,7 @@ mod tests {
             ("llama", false, false),
             ("mistral", false, false),
             ("qwen2", true, false),
+            ("qwen3", false, false),
             ("Dream", true, true),
         ] {
             let config = read(name, |_| {}).unwrap();

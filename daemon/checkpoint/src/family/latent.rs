@@ -72,6 +72,7 @@ pub(super) fn read(
             causal: true,
             tied: true,
             biases: false,
+            qk_norms: false,
             layer_kind: LayerKind::LatentThought(latents),
         },
         epsilon: keys.positive("norm_eps", 1e-5)?,

@@ -71,6 +71,7 @@ pub(super) fn read(
         causal: false,
         tied: false,
         biases: false,
+        qk_norms: false,
         layer_kind: LayerKind::Attention,
     };
     Ok(ModelConfig {
@@ -190,7 +191,7 @@ mod tests {
         let refusal = |key: &str, value: Value| read(|config| config[key] = value).unwrap_err();
         assert_eq!(
             refusal("model_type", "mamba".into()),
-            "unsupported architecture \"mamba\"; supported are llada, llama, mistral, qwen2, Dream, rwkv7, ltm"
+            "unsupported architecture \"mamba\"; supported are llada, llama, mistral, qwen2, qwen3, Dream, rwkv7, ltm"
         );
         let with_experts = read(|config| {
             config["architectures"] = json!(["LLaDAMoEModelLM"]);
@@ -198,7 +199,7 @@ mod tests {
         });
         assert_eq!(
             with_experts.unwrap_err(),
-            "unsupported architecture \"LLaDAMoEModelLM\"; supported are llada, llama, mistral, qwen2, Dream, rwkv7, ltm"
+            "unsupported architecture \"LLaDAMoEModelLM\"; supported are llada, llama, mistral, qwen2, qwen3, Dream, rwkv7, ltm"
         );
         assert_eq!(
             refusal("alibi", true.into()),

@@ -39,7 +39,7 @@ impl PublishedShape {
 
 /// Shapes of published models. LLaDA-1B has no published configuration: its context is that of its training, and its
 /// vocabulary is LLaDA-8B's, which agrees with the paper's 1.49 B parameters.
-pub static PUBLISHED_SHAPES: [PublishedShape; 9] = [
+pub static PUBLISHED_SHAPES: [PublishedShape; 13] = [
     PublishedShape {
         name: "llada-8b",
         repository: "GSAI-ML/LLaDA-8B-Instruct",
@@ -57,6 +57,7 @@ pub static PUBLISHED_SHAPES: [PublishedShape; 9] = [
             causal: false,
             tied: false,
             biases: false,
+            qk_norms: false,
             layer_kind: LayerKind::Attention,
         },
     },
@@ -77,6 +78,7 @@ pub static PUBLISHED_SHAPES: [PublishedShape; 9] = [
             causal: false,
             tied: false,
             biases: false,
+            qk_norms: false,
             layer_kind: LayerKind::Attention,
         },
     },
@@ -97,6 +99,7 @@ pub static PUBLISHED_SHAPES: [PublishedShape; 9] = [
             causal: true,
             tied: false,
             biases: false,
+            qk_norms: false,
             layer_kind: LayerKind::Attention,
         },
     },
@@ -117,6 +120,7 @@ pub static PUBLISHED_SHAPES: [PublishedShape; 9] = [
             causal: true,
             tied: false,
             biases: false,
+            qk_norms: false,
             layer_kind: LayerKind::Attention,
         },
     },
@@ -137,14 +141,51 @@ pub static PUBLISHED_SHAPES: [PublishedShape; 9] = [
             causal: false,
             tied: false,
             biases: true,
+            qk_norms: false,
             layer_kind: LayerKind::Attention,
         },
     },
+    qwen3("qwen3-0.6b", "Qwen/Qwen3-0.6B", 28, [1024, 3072], 16, true),
+    qwen3("qwen3-1.7b", "Qwen/Qwen3-1.7B", 28, [2048, 6144], 16, true),
+    qwen3("qwen3-4b", "Qwen/Qwen3-4B", 36, [2560, 9728], 32, true),
+    qwen3("qwen3-8b", "Qwen/Qwen3-8B", 36, [4096, 12288], 32, false),
     rwkv7("rwkv7-0.1b", 12, 768, [64, 64, 32, 128]),
     rwkv7("rwkv7-0.4b", 24, 1024, [64, 64, 32, 128]),
     rwkv7("rwkv7-1.5b", 24, 2048, [96, 96, 64, 256]),
     rwkv7("rwkv7-2.9b", 32, 2560, [96, 96, 64, 320]),
 ];
+
+/// A published Qwen3: hidden and intermediate size, query heads, and whether the LM head is the embedding.
+const fn qwen3(
+    name: &'static str,
+    repository: &'static str,
+    layers: usize,
+    [hidden_size, intermediate_size]: [usize; 2],
+    attention_heads: usize,
+    tied: bool,
+) -> PublishedShape {
+    PublishedShape {
+        name,
+        repository,
+        family: Family::Qwen3,
+        shape: Shape {
+            naming: TensorNaming::HuggingFace,
+            layers,
+            hidden_size,
+            attention_heads,
+            kv_heads: 8,
+            head_dim: 128,
+            intermediate_size,
+            padded_vocab_size: 151_936,
+            context_length: 40_960,
+            causal: true,
+            tied,
+            biases: false,
+            qk_norms: true,
+            layer_kind: LayerKind::Attention,
+        },
+    }
+}
 
 /// A published RWKV-7, which all have the same vocabulary. Ranks are those of the decay, the learning rate, the value and
 /// the gate.
@@ -172,6 +213,7 @@ const fn rwkv7(
             causal: true,
             tied: false,
             biases: false,
+            qk_norms: false,
             layer_kind: LayerKind::Rwkv7(Rwkv7Ranks {
                 decay,
                 learning_rate,
@@ -195,6 +237,10 @@ mod tests {
             ("tinyllama-1.1b", 1_100_048_384),
             ("llama-3.1-8b", 8_030_261_248),
             ("dream-7b", 7_615_616_512),
+            ("qwen3-0.6b", 596_049_920),
+            ("qwen3-1.7b", 1_720_574_976),
+            ("qwen3-4b", 4_022_468_096),
+            ("qwen3-8b", 8_190_735_360),
             ("rwkv7-0.1b", 191_034_624),
             ("rwkv7-0.4b", 450_767_872),
             ("rwkv7-1.5b", 1_527_404_544),
@@ -219,9 +265,9 @@ mod tests {
     fn heads_share_the_width_of_every_preset() {
         for preset in &PUBLISHED_SHAPES {
             let shape = preset.shape();
-            assert_eq!(
-                shape.attention_heads * shape.head_dim,
-                shape.hidden_size,
+            // Qwen3's heads have a size of their own.
+            assert!(
+                shape.qk_norms || shape.attention_heads * shape.head_dim == shape.hidden_size,
                 "{}",
                 preset.name
             );
@@ -285,6 +331,7 @@ mod tests {
         );
         let bare = Shape {
             biases: false,
+            qk_norms: false,
             ..dream.clone()
         };
         assert_eq!(

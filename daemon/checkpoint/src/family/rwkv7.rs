@@ -72,6 +72,7 @@ pub(super) fn read(
             causal: true,
             tied: keys.flag("tie_word_embeddings")?,
             biases: false,
+            qk_norms: false,
             layer_kind: LayerKind::Rwkv7(ranks),
         },
         epsilon: keys.positive("norm_eps", 1e-5)?,

@@ -29,7 +29,7 @@ static LLADA: NumberKeys = NumberKeys {
     ],
 };
 
-/// Llama, Qwen2 and Dream.
+/// Llama, Qwen2, Qwen3 and Dream.
 static HUGGING_FACE: NumberKeys = NumberKeys {
     sizes: &[
         ["hidden_size", "embedding_length"],
@@ -65,7 +65,9 @@ impl NumberKeys {
     fn of(family: GgufFamily) -> &'static Self {
         match family {
             GgufFamily::Llada => &LLADA,
-            GgufFamily::Llama | GgufFamily::Qwen2 | GgufFamily::Dream => &HUGGING_FACE,
+            GgufFamily::Llama | GgufFamily::Qwen2 | GgufFamily::Qwen3 | GgufFamily::Dream => {
+                &HUGGING_FACE
+            }
             GgufFamily::Rwkv7 => &RWKV7,
         }
     }
@@ -127,6 +129,7 @@ impl Gguf {
             GgufFamily::Llada => self.add_llada(&mut config)?,
             GgufFamily::Llama => self.add_others(&mut config, "llama")?,
             GgufFamily::Qwen2 => self.add_others(&mut config, "qwen2")?,
+            GgufFamily::Qwen3 => self.add_others(&mut config, "qwen3")?,
             GgufFamily::Dream => self.add_others(&mut config, "Dream")?,
             GgufFamily::Rwkv7 => self.add_rwkv7(&mut config)?,
         }

@@ -16,6 +16,7 @@ pub(super) enum GgufFamily {
     Llada,
     Llama,
     Qwen2,
+    Qwen3,
     Dream,
     Rwkv7,
 }
@@ -24,14 +25,14 @@ impl GgufFamily {
     fn names(self) -> &'static Names {
         match self {
             Self::Llada => &names::LLADA,
-            Self::Llama | Self::Qwen2 | Self::Dream => &names::HUGGING_FACE,
+            Self::Llama | Self::Qwen2 | Self::Qwen3 | Self::Dream => &names::HUGGING_FACE,
             Self::Rwkv7 => &names::RWKV7,
         }
     }
 
     /// Whether it is autoregressive: it fills no masks.
     pub(super) fn is_causal(self) -> bool {
-        matches!(self, Self::Llama | Self::Qwen2 | Self::Rwkv7)
+        matches!(self, Self::Llama | Self::Qwen2 | Self::Qwen3 | Self::Rwkv7)
     }
 }
 
@@ -54,7 +55,8 @@ const ARCHITECTURE_KEY: &str = "general.architecture";
 /// diffuse-cpp's architecture for all models, and the key that says which model it is.
 const DIFFUSE: &str = "diffuse";
 const DIFFUSE_MODEL_KEY: &str = "diffuse.model_type";
-const KNOWN: &str = "llama, qwen2, rwkv7, llada, dream, and diffuse with one of the last two";
+const KNOWN: &str =
+    "llama, qwen2, qwen3, rwkv7, llada, dream, and diffuse with one of the last two";
 
 impl Dialect {
     pub(super) fn of(metadata: &Metadata) -> Result<Self, CheckpointError> {
@@ -84,6 +86,7 @@ impl Dialect {
             "llama" => Ok(llama_cpp(GgufFamily::Llama, "llama", true)),
             // llama.cpp rotates halves for these, so their rows are in the published order.
             "qwen2" => Ok(llama_cpp(GgufFamily::Qwen2, "qwen2", false)),
+            "qwen3" => Ok(llama_cpp(GgufFamily::Qwen3, "qwen3", false)),
             "dream" => Ok(llama_cpp(GgufFamily::Dream, "dream", false)),
             "rwkv7" => Ok(llama_cpp(GgufFamily::Rwkv7, "rwkv7", false)),
             // One architecture for all its models: only the key says which.

@@ -82,7 +82,7 @@ pub(super) static LLADA: Names = Names {
     ignored: &[],
 };
 
-/// Llama, Qwen2 and Dream.
+/// Llama, Qwen2, Qwen3 and Dream.
 pub(super) static HUGGING_FACE: Names = Names {
     whole: &[
         ["token_embd.weight", "model.embed_tokens.weight"],
@@ -98,6 +98,8 @@ pub(super) static HUGGING_FACE: Names = Names {
         ["attn_k.bias", "self_attn.k_proj.bias"],
         ["attn_v.weight", "self_attn.v_proj.weight"],
         ["attn_v.bias", "self_attn.v_proj.bias"],
+        ["attn_q_norm.weight", "self_attn.q_norm.weight"],
+        ["attn_k_norm.weight", "self_attn.k_norm.weight"],
         ["attn_output.weight", "self_attn.o_proj.weight"],
         ["ffn_norm.weight", "post_attention_layernorm.weight"],
         ["ffn_gate.weight", "mlp.gate_proj.weight"],

@@ -144,6 +144,7 @@ mod tests {
             causal: true,
             tied: false,
             biases: false,
+            qk_norms: false,
             layer_kind: LayerKind::Attention,
         }
     }

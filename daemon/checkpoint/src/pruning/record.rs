@@ -219,6 +219,7 @@ mod tests {
             causal: false,
             tied: false,
             biases: false,
+            qk_norms: false,
             layer_kind: LayerKind::Attention,
         }
     }

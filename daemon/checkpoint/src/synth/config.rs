@@ -45,6 +45,9 @@ pub(super) fn config(shape: &Shape, element: SynthDType) -> Value {
         (TensorNaming::HuggingFace, ..) if let LayerKind::Rwkv7(ranks) = &shape.layer_kind => {
             rwkv7(shape, ranks)
         }
+        (TensorNaming::HuggingFace, true, false) if shape.qk_norms => {
+            hugging_face(shape, "Qwen3ForCausalLM", "qwen3")
+        }
         (TensorNaming::HuggingFace, true, false) => {
             hugging_face(shape, "LlamaForCausalLM", "llama")
         }

@@ -25,6 +25,7 @@ fn tiny() -> SynthOptions {
             causal: false,
             tied: false,
             biases: false,
+            qk_norms: false,
             layer_kind: LayerKind::Attention,
         },
         dtype: SynthDType::Bf16,
@@ -169,16 +170,18 @@ fn shards_stay_within_their_size_and_cover_every_byte() {
 
 #[test]
 fn other_families_have_their_tensors_and_biases() {
-    for (causal, biases, tied, family) in [
-        (true, false, true, "llama"),
-        (true, true, true, "qwen2"),
-        (false, true, false, "Dream"),
+    for (causal, biases, qk_norms, tied, family) in [
+        (true, false, false, true, "llama"),
+        (true, true, false, true, "qwen2"),
+        (true, false, true, true, "qwen3"),
+        (false, true, false, false, "Dream"),
     ] {
         let mut synthesis = tiny();
         synthesis.shape = Shape {
             naming: TensorNaming::HuggingFace,
             causal,
             biases,
+            qk_norms,
             tied,
             ..synthesis.shape
         };

@@ -382,7 +382,7 @@ pub fn fixture_samples(folder: &Path, options: EngineOptions) -> Result<Vec<Samp
     let mut sampled = Vec::new();
     for case in cases(&expected(folder)?, "generate", folder)? {
         let (Some(prompts), Some(answers)) =
-            (case["prompt_ids"].as_array(), case["generated"].as_array())
+            (batch(&case["prompt_ids"]), batch(&case["generated"]))
         else {
             return Err(broken(folder));
         };
@@ -461,7 +461,7 @@ fn request_of(case: &Value, model: ModelId) -> Option<Generate> {
         // Fast-dLLM's sampler for Dream commits one token a pass, whatever the threshold: the schedule of as many
         // passes as positions.
         Some("Fast-dLLM without cache") if params["alg"] == "confidence_threshold" => Some(plain),
-        Some("LLaDA plain") | None => Some(plain),
+        Some("LLaDA plain" | "greedy") | None => Some(plain),
         Some(algorithm) if algorithm.starts_with("Fast-dLLM ") => {
             let kind = match algorithm {
                 "Fast-dLLM without cache" => KvCacheMode::None,
@@ -528,6 +528,15 @@ pub(super) fn cases<'a>(
     folder: &Path,
 ) -> Result<&'a Vec<Value>, EngineError> {
     expected[kind].as_array().ok_or_else(|| broken(folder))
+}
+
+/// The sequences of a case: a list of lists, or the only one by itself.
+fn batch(value: &Value) -> Option<&[Value]> {
+    let list = value.as_array()?;
+    match list.first() {
+        Some(Value::Array(_)) | None => Some(list),
+        Some(_) => Some(std::slice::from_ref(value)),
+    }
 }
 
 pub(super) fn ids(value: &Value) -> Vec<u32> {

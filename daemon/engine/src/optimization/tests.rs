@@ -573,6 +573,7 @@ fn a_tied_lm_head_is_quantized_in_a_file_as_it_is_in_force() {
         causal: true,
         tied: true,
         biases: false,
+        qk_norms: false,
         layer_kind: LayerKind::Attention,
     };
     let never = AtomicBool::new(false);

@@ -95,6 +95,11 @@ fn logits_causal_tied_bf16_shards() {
 }
 
 #[test]
+fn logits_norms_of_heads() {
+    check_logits("qwen3-tiny");
+}
+
+#[test]
 fn logits_states_rwkv7() {
     check_logits("rwkv7-tiny");
 }
@@ -144,6 +149,11 @@ fn check_tokens_in(folder: &Path, cases: usize) {
 #[test]
 fn tokens_shifted_logits_and_dream_s_rankings() {
     check_tokens("dream-tiny", 10);
+}
+
+#[test]
+fn tokens_norms_of_heads() {
+    check_tokens("qwen3-tiny", 3);
 }
 
 #[test]

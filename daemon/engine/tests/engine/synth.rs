@@ -28,6 +28,7 @@ fn shape() -> Shape {
         causal: false,
         tied: false,
         biases: false,
+        qk_norms: false,
         layer_kind: LayerKind::Attention,
     }
 }

@@ -13,6 +13,17 @@ fn rms_norm_body(out: &mut [f32], row: &[f32], scale: &[f32], epsilon: f32) {
 }
 
 #[inline(always)]
+fn rms_norm_heads_body(row: &mut [f32], scale: &[f32], epsilon: f32) {
+    for head in row.chunks_exact_mut(scale.len()) {
+        let squares = sum_of(head, |value| value * value);
+        let inverse = (squares / head.len() as f32 + epsilon).sqrt().recip();
+        for (value, scale) in head.iter_mut().zip(scale) {
+            *value = *value * inverse * scale;
+        }
+    }
+}
+
+#[inline(always)]
 fn rotate_body(row: &mut [f32], cos: &[f32], sin: &[f32], direction: f32) {
     let half = cos.len();
     for head in row.chunks_exact_mut(2 * half) {
@@ -79,6 +90,11 @@ fn sum_of(row: &[f32], term: impl Fn(f32) -> f32) -> f32 {
 with_vectors! {
     /// The row divided by its root mean square, times `scale` element by element.
     rms_norm, rms_norm_body, (out: &mut [f32], row: &[f32], scale: &[f32], epsilon: f32)
+}
+
+with_vectors! {
+    /// Each head of the row, as wide as `scale`, divided by its root mean square, times `scale` element by element.
+    rms_norm_heads, rms_norm_heads_body, (row: &mut [f32], scale: &[f32], epsilon: f32)
 }
 
 with_vectors! {

@@ -200,6 +200,7 @@ pub(crate) fn write_writer(model: &Path, seed: u64, reshape: impl FnOnce(&mut Sh
         causal: true,
         tied: false,
         biases: false,
+        qk_norms: false,
         layer_kind: LayerKind::Attention,
     };
     reshape(&mut shape);

@@ -45,6 +45,7 @@ pub(crate) fn write_model(folder: &Path) {
             causal: false,
             tied: false,
             biases: false,
+            qk_norms: false,
             layer_kind: LayerKind::Attention,
         },
         dtype: SynthDType::Bf16,

@@ -105,6 +105,7 @@ impl TransformerConfig {
             causal: self.causal,
             tied: false,
             biases: false,
+            qk_norms: false,
             layer_kind: LayerKind::Attention,
         }
     }

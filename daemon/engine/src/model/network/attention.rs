@@ -57,6 +57,15 @@ impl Network {
         // Given back to the arena before attention takes its output: the order of drops is part of the planned peak.
         drop(x);
         let (mut q, mut k, mut v) = (spread(q)?, spread(k)?, spread(v)?);
+        if self.config.shape.qk_norms {
+            // Heads that were pruned are zeros before and after.
+            for (x, norm) in [
+                (&mut q, TensorPart::QueryNorm),
+                (&mut k, TensorPart::KeyNorm),
+            ] {
+                ops.rms_norm_heads(x, &group.weight(norm), self.config.epsilon)?;
+            }
+        }
         // Queries and keys together, in one launch on a GPU.
         let rotated = [(&mut q, query_positions), (&mut k, &rows.positions)];
         if let Some(rope) = &self.rope {

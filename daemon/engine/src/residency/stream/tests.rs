@@ -52,6 +52,7 @@ fn setup_limited(bytes_per_s: Option<u64>) -> (TempDir, Weights, WeightStream) {
         causal: false,
         tied: false,
         biases: false,
+        qk_norms: false,
         layer_kind: LayerKind::Attention,
     };
     let synthesis = SynthOptions {

@@ -24,7 +24,7 @@ struct Names {
     sizes: [(&'static str, &'static str); 6],
     whole: [(&'static str, &'static str); 3],
     layers: &'static str,
-    layer: [(&'static str, &'static str); 9],
+    layer: &'static [(&'static str, &'static str)],
 }
 
 const LLADA: Names = Names {
@@ -42,7 +42,7 @@ const LLADA: Names = Names {
         ("model.transformer.ff_out", "output"),
     ],
     layers: "model.transformer.blocks",
-    layer: [
+    layer: &[
         ("attn_norm", "attn_norm"),
         ("q_proj", "attn_q"),
         ("k_proj", "attn_k"),
@@ -70,11 +70,13 @@ const OTHERS: Names = Names {
         ("lm_head", "output"),
     ],
     layers: "model.layers",
-    layer: [
+    layer: &[
         ("input_layernorm", "attn_norm"),
         ("self_attn.q_proj", "attn_q"),
         ("self_attn.k_proj", "attn_k"),
         ("self_attn.v_proj", "attn_v"),
+        ("self_attn.q_norm", "attn_q_norm"),
+        ("self_attn.k_norm", "attn_k_norm"),
         ("self_attn.o_proj", "attn_output"),
         ("post_attention_layernorm", "ffn_norm"),
         ("mlp.gate_proj", "ffn_gate"),
@@ -219,7 +221,7 @@ fn add_keys(file: &mut File, config: &Map<String, Json>, model: &str, dialect: D
     match dialect {
         Dialect::LlamaCpp => {
             file.set("tokenizer.ggml.eos_token_id", id("eos_token_id"));
-            if model != "llama" {
+            if config.contains_key("mask_token_id") {
                 file.set("tokenizer.ggml.mask_token_id", id("mask_token_id"));
                 file.set(&of("attention.causal"), Value::Bool(false));
                 file.set("diffusion.shift_logits", Value::Bool(model == "dream"));

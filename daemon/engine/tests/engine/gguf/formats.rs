@@ -42,6 +42,7 @@ fn synthetic(folder: &Path) {
             causal: false,
             tied: false,
             biases: false,
+            qk_norms: false,
             layer_kind: LayerKind::Attention,
         },
         dtype: SynthDType::F32,

@@ -117,6 +117,12 @@ fn logits_of_a_tied_head_are_those_of_the_reference() {
 }
 
 #[test]
+fn logits_and_tokens_of_norms_of_heads_are_those_of_the_reference() {
+    check_logits("qwen3-tiny", Dialect::LlamaCpp);
+    check_tokens("qwen3-tiny", Dialect::LlamaCpp, 3);
+}
+
+#[test]
 fn logits_and_tokens_of_states_are_those_of_the_reference() {
     check_logits("rwkv7-tiny", Dialect::LlamaCpp);
     check_tokens("rwkv7-tiny", Dialect::LlamaCpp, 3);

@@ -94,8 +94,7 @@ fn keys_are_refused_by_their_names_in_the_file() {
 
 #[test]
 fn architectures_and_dialects_are_refused_by_name() {
-    let known =
-        "supported are llama, qwen2, rwkv7, llada, dream, and diffuse with one of the last two";
+    let known = "supported are llama, qwen2, qwen3, rwkv7, llada, dream, and diffuse with one of the last two";
     let architecture =
         |name: &'static str| refusal(|file| file.set("general.architecture", name.into()));
     assert_eq!(

@@ -26,6 +26,7 @@ pub(crate) fn shape(layers: usize) -> Shape {
         causal: false,
         tied: false,
         biases: false,
+        qk_norms: false,
         layer_kind: LayerKind::Attention,
     }
 }
