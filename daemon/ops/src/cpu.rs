@@ -132,7 +132,7 @@ impl CpuBackend {
         weight.dequantize(scale.row_mut(0));
         let (scale, instructions) = (scale.row(0), self.instructions());
         self.each_row(x, |_, row| {
-            rows::rms_norm_heads(instructions, row, scale, epsilon)
+            rows::rms_norm_heads(instructions, row, scale, epsilon);
         });
     }
 
