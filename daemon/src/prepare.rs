@@ -163,6 +163,7 @@ pub fn generation(
     let subject = SampledModel {
         family: info.family,
         is_masked_diffusion: info.mask.is_some(),
+        diffusion_block: info.mask.and_then(|mask| mask.diffusion_block()),
         can_chat: serving.can_chat(),
         recommended: &serving.loaded.recommended,
     };
@@ -195,6 +196,7 @@ pub fn generation(
         block_length: match request.block_length {
             // The engine refuses a requested length that is too long.
             Some(length) => length as usize,
+            None if subject.diffusion_block.is_some() => block_length as usize,
             None => (block_length as usize).min(canvas.len()),
         },
         steps,
@@ -225,6 +227,7 @@ pub fn generation(
         &diffusion.decoding,
         diffusion.steps.is_some(),
         defaults.preset,
+        subject.diffusion_block.is_some(),
         is_bus_bound,
     );
     let first = sampler.settings.into_iter().chain(told_block);

@@ -43,7 +43,10 @@ same_values!(KvCacheFormat as KvCacheFormat: Auto = Auto, F32 = F32, Bf16 = Bf16
 same_values!(DecodingPreset as Preset: Exact = Exact, Quality = Quality, Balanced = Balanced, Fast = Fast, Auto = Auto);
 same_values!(Remasking as Remasking: LowConfidence = LowConfidence, Random = Random, Margin = Margin, Entropy = Entropy);
 same_values!(EosPolicy as EosPolicy: Stop = Stop, Suppress = Suppress, Keep = Keep);
-same_values!(KvCacheMode as KvCacheMode: None = None, Prefix = Prefix, Dual = Dual, Vicinity = Vicinity);
+same_values!(
+    KvCacheMode as KvCacheMode:
+    None = None, Prefix = Prefix, Dual = Dual, Vicinity = Vicinity, Blocks = Blocks
+);
 same_values!(PruneScore as PruneScore: L2 = L2, Magnitude = Magnitude, Wanda = Wanda, Flap = Flap, Obs = Obs);
 same_values!(PriorSolver as PriorSolver: None = None, DpmSolverPp2m = DpmSolverPp2m, Heun = Heun, AdaptiveHeun = AdaptiveHeun);
 same_values!(CanvasGrowth as CanvasGrowth: Fixed = Fixed, Append = Append, Insert = Insert);

@@ -24,7 +24,7 @@ impl Decoding {
     #[must_use]
     pub fn is_exact(&self) -> bool {
         // `Draft` is exact: only steps that the policy would have taken anyway count.
-        self.kv_cache.mode == KvCacheMode::None
+        matches!(self.kv_cache.mode, KvCacheMode::None | KvCacheMode::Blocks)
             && self.suffix_window.is_none()
             && self.canvas_growth == CanvasGrowth::Fixed
             && !matches!(self.speculation, Speculation::Explore { .. })
@@ -190,11 +190,12 @@ impl FromStr for KvCacheReuse {
             "prefix" => KvCacheMode::Prefix,
             "dual" => KvCacheMode::Dual,
             "vicinity" => KvCacheMode::Vicinity,
+            "blocks" => KvCacheMode::Blocks,
             found => {
                 return Err(DecodingError::Unknown {
                     setting: "KV cache mode",
                     found: found.to_owned(),
-                    known: "none, prefix, dual, vicinity",
+                    known: "none, prefix, dual, vicinity, blocks",
                 });
             }
         };
@@ -237,6 +238,7 @@ impl fmt::Display for KvCacheReuse {
         let word = match self.mode {
             // Without a cache the other settings have no effect.
             KvCacheMode::None => return f.write_str("none"),
+            KvCacheMode::Blocks => return f.write_str("blocks"),
             KvCacheMode::Prefix => "prefix",
             KvCacheMode::Dual => "dual",
             KvCacheMode::Vicinity => {
@@ -363,7 +365,7 @@ mod tests {
         let cache = |text: &str| text.parse::<KvCacheReuse>().unwrap_err().to_string();
         assert_eq!(
             cache("both"),
-            "unknown KV cache mode 'both'; known are none, prefix, dual, vicinity"
+            "unknown KV cache mode 'both'; known are none, prefix, dual, vicinity, blocks"
         );
         assert_eq!(
             cache("dual:size=3"),

@@ -60,6 +60,29 @@ pub const POLICIES: &[PolicyInfo] = &[
         takes_back: false,
     },
     PolicyInfo {
+        name: "dynamic",
+        summary: "every token above this confidence, and at least as many as the schedule has (SDAR, LLaDA2.0, Fast-dLLM v2)",
+        parameters: &[
+            ParameterInfo {
+                name: "t",
+                summary: "confidence that is exceeded",
+                default: 0.9,
+                min: 0.0,
+                max: 1.0,
+            },
+            APART,
+        ],
+        exact: false,
+        takes_back: false,
+    },
+    PolicyInfo {
+        name: "sequential",
+        summary: "from left to right, as many tokens per pass as the schedule has (SDAR)",
+        parameters: &[APART],
+        exact: false,
+        takes_back: false,
+    },
+    PolicyInfo {
         // At 0.9, Fast-dLLM scores change by -1.0 to +2.4 points at 2.5 to 5.8 times the speed (arXiv 2505.22618, table
         // 1).
         name: "threshold",
@@ -541,7 +564,7 @@ mod tests {
         let error = |text: &str| text.parse::<PolicyChoice>().unwrap_err().to_string();
         assert_eq!(
             error("fast"),
-            "unknown policy 'fast'; known are reference, threshold, factor, dream, margin, decay, hierarchical, local, \
+            "unknown policy 'fast'; known are reference, dynamic, sequential, threshold, factor, dream, margin, decay, hierarchical, local, \
              entropy, klass, credit, revoke"
         );
         assert_eq!(error("factor:t=1"), "policy 'factor' has no parameter 't'");

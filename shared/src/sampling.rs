@@ -38,6 +38,8 @@ pub enum KvCacheMode {
     Dual,
     /// Those outside the block and the positions around it.
     Vicinity,
+    /// Those of finished blocks, in block diffusion models: exact, since no block sees a later one.
+    Blocks,
 }
 
 /// Which tokens of an autoregressive model may be drawn. Unset: all of them, by their probabilities.

@@ -32,6 +32,10 @@ pub enum Family {
     Qwen3,
     /// Masked diffusion with Qwen2's layers.
     Dream,
+    /// Block diffusion with Qwen3's layers: SDAR, TraDo.
+    Sdar,
+    /// Block diffusion with Qwen2's layers: Fast-dLLM v2.
+    FastDllm,
     /// Autoregressive, with a state of fixed size in the place of a KV cache.
     Rwkv7,
     /// Autoregressive within a window, with latents that are inferred from the prompt.
@@ -40,13 +44,15 @@ pub enum Family {
 
 impl Family {
     /// Every supported family.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::Llada,
         Self::Llama,
         Self::Mistral,
         Self::Qwen2,
         Self::Qwen3,
         Self::Dream,
+        Self::Sdar,
+        Self::FastDllm,
         Self::Rwkv7,
         Self::LatentThought,
     ];
@@ -61,9 +67,24 @@ impl Family {
             Self::Qwen2 => "qwen2",
             Self::Qwen3 => "qwen3",
             Self::Dream => "Dream",
+            Self::Sdar => "sdar",
+            Self::FastDllm => "Fast_dLLM_Qwen",
             Self::Rwkv7 => "rwkv7",
             Self::LatentThought => "ltm",
         }
+    }
+
+    /// The blocks of a block diffusion model, where its configuration names no others.
+    fn blocks(self) -> Option<BlockDiffusion> {
+        let (length, filled_together) = match self {
+            Self::Sdar => (4, 4),
+            Self::FastDllm => (32, 8),
+            _ => return None,
+        };
+        Some(BlockDiffusion {
+            length,
+            filled_together,
+        })
     }
 
     /// Its name in `config.json`'s `architectures`, which is used where there is no `model_type`.
@@ -75,6 +96,8 @@ impl Family {
             Self::Qwen2 => "Qwen2ForCausalLM",
             Self::Qwen3 => "Qwen3ForCausalLM",
             Self::Dream => "DreamModel",
+            Self::Sdar => "SDARForCausalLM",
+            Self::FastDllm => "Fast_dLLM_QwenForCausalLM",
             Self::Rwkv7 => "RWKV7ForCausalLM",
             Self::LatentThought => "LatentThoughtModel",
         }
@@ -137,9 +160,28 @@ pub struct MaskToken {
     /// Whether the logits of a position are those of the row before it (of the first row for the first position), as in
     /// models that were made from autoregressive ones.
     pub shifted: bool,
+    /// The blocks of a block diffusion model; `None` where each position sees the whole canvas.
+    pub blocks: Option<BlockDiffusion>,
+}
+
+/// Block diffusion: attention is causal between blocks and full inside one. Blocks are counted from position 0, those of the
+/// prompt included (Arriola et al. 2025, arXiv 2503.09573).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockDiffusion {
+    /// Positions of a block.
+    pub length: usize,
+    /// Positions of a block that are filled before those behind them: all, or an even share.
+    pub filled_together: usize,
 }
 
 impl MaskToken {
+    /// Positions of a block of a block diffusion model.
+    #[must_use]
+    pub fn diffusion_block(&self) -> Option<u32> {
+        let length = self.blocks?.length;
+        u32::try_from(length).ok()
+    }
+
     /// The row whose logits predict a position.
     #[must_use]
     pub fn row_of(&self, position: usize) -> usize {
@@ -167,7 +209,8 @@ impl ModelConfig {
             epsilon: 1e-5,
             mask: (!shape.causal).then_some(MaskToken {
                 token_id: 0,
-                shifted: family == Family::Dream,
+                shifted: matches!(family, Family::Dream | Family::FastDllm),
+                blocks: family.blocks(),
             }),
             eos_token_ids: Vec::new(),
             bos_token_id: None,

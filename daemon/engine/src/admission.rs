@@ -85,7 +85,7 @@ impl Generate {
             // A block may grow to twice its length, and finding the canvas's length reads the last positions.
             CanvasGrowth::Insert => decode::diffusion::lm_head_rows(self.block_length),
         };
-        let canvas = self.prompt.len() + self.canvas.len();
+        let canvas = self.padded_length();
         let workload = Workload::new(canvas, block, canvases * speculation.canvases() as usize)
             // The most of any pass: the opening pass of a block computes more than those after it.
             .computing(decode::most_rows(self))
@@ -117,7 +117,8 @@ impl Generate {
                 what: "block length",
             });
         }
-        if self.block_length > self.canvas.len() {
+        // Blocks of block diffusion are counted from the prompt's first position, and the last is computed whole.
+        if self.block_length > self.canvas.len() && self.diffusion_block().is_none() {
             return Err(RequestError::BlockTooLong {
                 block: self.block_length,
                 canvas: self.canvas.len(),
@@ -191,6 +192,28 @@ impl Generate {
             speculation,
         } = self.decoding;
         let refused = |what, problem: String| Err(RequestError::Sampling { what, problem });
+        let blocks = model.mask.and_then(|mask| mask.blocks);
+        if (caching.mode == KvCacheMode::Blocks) != blocks.is_some() {
+            let problem = match blocks {
+                Some(_) => {
+                    "a block diffusion model keeps finished blocks, which changes no token; leave it out"
+                }
+                None => "finished blocks can only be kept for a block diffusion model",
+            };
+            return refused("diffusion.kv_cache", problem.to_owned());
+        }
+        if blocks.is_some() {
+            model.check_context(0, self.padded_length())?;
+            let asked = [
+                ("diffusion.suffix_window", window.is_some()),
+                ("diffusion.canvas_growth", growth != CanvasGrowth::Fixed),
+                ("diffusion.speculation", speculation != Speculation::None),
+            ];
+            if let Some((what, _)) = asked.into_iter().find(|(_, is_asked)| *is_asked) {
+                let problem = "a block diffusion model sees nothing behind its open block";
+                return refused(what, problem.to_owned());
+            }
+        }
         if let Some((what, problem)) = caching.problem() {
             return refused("diffusion.kv_cache", format!("{what} {problem}"));
         }
@@ -365,6 +388,13 @@ impl Score {
             LayerKind::LatentThought(_) => self.check_latent()?,
             _ => {
                 check_mask(model)?;
+                if model.mask.is_some_and(|mask| mask.blocks.is_some()) {
+                    return Err(RequestError::Sampling {
+                        what: "model",
+                        problem: "is a block diffusion model, for which no likelihood is estimated"
+                            .to_owned(),
+                    });
+                }
                 if self.think_steps.is_some() {
                     return Err(RequestError::OnlyLatent {
                         what: "think_steps",

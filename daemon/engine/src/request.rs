@@ -9,7 +9,7 @@ use sluice_shared::{
     mix::MixId,
     policy::PolicyChoice,
     prior::PriorSampling,
-    sampling::{EosPolicy, Remasking, Sampling},
+    sampling::{EosPolicy, KvCacheMode, Remasking, Sampling},
 };
 use sluice_weights::{MatrixInput, TensorPart};
 
@@ -298,6 +298,22 @@ impl Generate {
         match &self.thinking {
             Some(thinking) if thinking.steps > 0 => self.prompt.len().saturating_sub(1),
             _ => 0,
+        }
+    }
+
+    /// Positions of a block of block diffusion; `None` where the request is for another kind of model.
+    #[must_use]
+    pub fn diffusion_block(&self) -> Option<usize> {
+        (self.decoding.kv_cache.mode == KvCacheMode::Blocks).then_some(self.block_length)
+    }
+
+    /// Positions of prompt and canvas, up to the end of the last block with block diffusion: it is computed whole.
+    #[must_use]
+    pub fn padded_length(&self) -> usize {
+        let length = self.prompt.len() + self.canvas.len();
+        match self.diffusion_block() {
+            Some(block) => length.next_multiple_of(block.max(1)),
+            None => length,
         }
     }
 

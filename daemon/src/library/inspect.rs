@@ -143,6 +143,7 @@ pub(crate) fn sampling(
     let subject = SampledModel {
         family: config.family.name(),
         is_masked_diffusion: config.mask.is_some(),
+        diffusion_block: (config.mask).and_then(|mask| mask.diffusion_block()),
         can_chat: config.family == Family::Llada || answer.facts.iter().any(has_template),
         recommended: &recommended,
     };

@@ -2,7 +2,7 @@
 
 use sluice_engine::{Generate, Work, decode::policy::policy};
 use sluice_proto::model::{CanvasGrowth, DecodingChoice, KvCacheReuse, Preset, Speculation};
-use sluice_shared::{decoding::Decoding, preset::ResolvedPreset};
+use sluice_shared::{decoding::Decoding, preset::ResolvedPreset, sampling::KvCacheMode};
 
 /// Writes decoding options into the request: its own, and the preset's for all else. `default` is used where it names no
 /// preset, except where it sets steps without a policy, which is the reference's schedule and so means `exact`.
@@ -13,6 +13,7 @@ pub(super) fn apply_preset(
     asked: &DecodingChoice,
     has_steps: bool,
     default: Preset,
+    has_blocks: bool,
     is_bus_bound: impl Fn(&Work) -> bool,
 ) -> Preset {
     let is_scheduled = has_steps && asked.policy.is_none();
@@ -20,13 +21,32 @@ pub(super) fn apply_preset(
         true => Preset::Exact,
         false => default,
     });
+    let with_blocks = |bundle: &ResolvedPreset| match has_blocks {
+        true => of_blocks(bundle),
+        false => bundle.clone(),
+    };
     let bundle = preset.resolve(|bundle| {
         let mut work = work.clone();
-        overlay(&mut work, asked, bundle);
+        overlay(&mut work, asked, &with_blocks(bundle));
         is_bus_bound(&Work::Generate(work))
     });
-    overlay(work, asked, &bundle);
+    overlay(work, asked, &with_blocks(&bundle));
     preset
+}
+
+/// What a preset comes to for a block diffusion model: finished blocks are kept, and behind the open one nothing is seen, so
+/// that nothing can be left out there.
+fn of_blocks(bundle: &ResolvedPreset) -> ResolvedPreset {
+    ResolvedPreset {
+        policy: bundle.policy,
+        decoding: Decoding {
+            kv_cache: KvCacheReuse {
+                mode: KvCacheMode::Blocks,
+                ..KvCacheReuse::default()
+            },
+            ..Decoding::default()
+        },
+    }
 }
 
 /// Lays what was asked for over the bundle, word by word.
@@ -69,7 +89,7 @@ mod tests {
     /// What a request with these words comes to, on a machine where computing takes the time.
     fn settled(asked: &DecodingChoice, has_steps: bool, default: Preset) -> (Preset, Generate) {
         let mut work = Generate::greedy(ModelId(1), vec![1], 128);
-        let preset = apply_preset(&mut work, asked, has_steps, default, |_| false);
+        let preset = apply_preset(&mut work, asked, has_steps, default, false, |_| false);
         (preset, work)
     }
 
@@ -156,7 +176,7 @@ mod tests {
     fn a_preset_asks_about_what_would_be_done() {
         let bound = |asked: DecodingChoice, is_bus_bound: fn(&Generate) -> bool| {
             let mut work = Generate::greedy(ModelId(1), vec![1], 128);
-            apply_preset(&mut work, &asked, false, Preset::Exact, |work| {
+            apply_preset(&mut work, &asked, false, Preset::Exact, false, |work| {
                 let Work::Generate(work) = work else {
                     panic!("a generation");
                 };

@@ -39,6 +39,7 @@ pub(crate) fn serving(with_text: bool) -> ServingModel {
         mask: Some(MaskToken {
             token_id: 0,
             shifted: false,
+            blocks: None,
         }),
         eos_token_ids: vec![1],
         bos_token_id: None,

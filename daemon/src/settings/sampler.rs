@@ -30,6 +30,8 @@ pub struct SampledModel<'a> {
     pub family: &'a str,
     /// Whether it fills masks.
     pub is_masked_diffusion: bool,
+    /// Positions of a block, where it is a block diffusion model.
+    pub diffusion_block: Option<u32>,
     /// Whether it has a chat template.
     pub can_chat: bool,
     /// What its checkpoint says.
@@ -137,6 +139,8 @@ impl SampledModel<'_> {
         });
         let length = resolve([
             (SettingOrigin::Request, asked),
+            // What the model was trained with, not how it is sampled.
+            (SettingOrigin::BuiltIn, self.diffusion_block),
             (SettingOrigin::Checkpoint, recommended),
             (SettingOrigin::SmallMemory, limit),
             (SettingOrigin::BuiltIn, Some(BLOCK_LENGTH)),
@@ -193,6 +197,7 @@ mod tests {
         SampledModel {
             family: "llama",
             is_masked_diffusion: false,
+            diffusion_block: None,
             can_chat: true,
             recommended,
         }

@@ -236,7 +236,7 @@ fn kv_cache_reuse(wire: &v1::KvCacheReuse) -> Result<KvCacheReuse, InvalidField>
 impl From<KvCacheReuse> for v1::KvCacheReuse {
     fn from(reuse: KvCacheReuse) -> Self {
         let mode = v1::KvCacheMode::from(reuse.mode);
-        if mode == v1::KvCacheMode::None {
+        if matches!(mode, v1::KvCacheMode::None | v1::KvCacheMode::Blocks) {
             // The rest has no effect.
             return Self {
                 mode: mode.into(),

@@ -325,7 +325,7 @@ impl DevicePair<'_> {
             for (rows, heads, head_dim) in [(1, 32, 128), (37, 5, 24)] {
                 let weight = self.stored(1, head_dim, format, 3.0)?;
                 self.poison()?;
-                let [mut a, mut b] = self.numbers(rows, heads * head_dim, 8.0)?;
+                let [mut a, mut b] = self.activations(rows, heads * head_dim, 8.0)?;
                 self.cpu.rms_norm_heads(&mut a, &weight.on_cpu(), 1e-5)?;
                 (self.tried).rms_norm_heads(&mut b, &weight.on_tried(), 1e-5)?;
                 let name = format!(

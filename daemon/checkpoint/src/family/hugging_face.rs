@@ -19,13 +19,18 @@ use sluice_weights::{
 };
 
 use super::{
-    Family, MaskToken, ModelConfig,
+    BlockDiffusion, Family, MaskToken, ModelConfig,
     keys::{self, ConfigKeys, LAYERS_MAX, VOCAB_SIZE_MAX, problem, shortened},
 };
 use crate::CheckpointError;
 
 /// transformers' default if the file has no value.
 const ROPE_THETA: f32 = 10_000.0;
+/// Mask ids of published vocabularies, for configurations that name none.
+const SDAR_MASK: usize = 151_669;
+const FAST_DLLM_MASK: usize = 151_665;
+/// Longest block of a block diffusion model: a pass computes all of its positions at once.
+const BLOCK_LENGTH_MAX: usize = 4096;
 /// transformers' default for norms.
 const EPSILON: f32 = 1e-6;
 
@@ -49,10 +54,9 @@ pub(super) fn read(
     let vocabulary = keys.size("vocab_size", VOCAB_SIZE_MAX)?;
     let eos_token_ids = keys::eos_token_ids(config, generation, vocabulary)?;
     let mask = match family {
-        Family::Dream => Some(MaskToken {
-            token_id: keys.mask_token_id(vocabulary, &eos_token_ids)?,
-            shifted: true,
-        }),
+        Family::Dream | Family::Sdar | Family::FastDllm => {
+            Some(mask(family, &keys, vocabulary, &eos_token_ids)?)
+        }
         _ => None,
     };
     let shape = Shape {
@@ -70,8 +74,8 @@ pub(super) fn read(
         tied: keys.flag("tie_word_embeddings")?,
         // `attention_bias` is refused above: Qwen2's biases are part of its architecture, and its output projection has
         // none.
-        biases: matches!(family, Family::Qwen2 | Family::Dream),
-        qk_norms: family == Family::Qwen3,
+        biases: matches!(family, Family::Qwen2 | Family::Dream | Family::FastDllm),
+        qk_norms: matches!(family, Family::Qwen3 | Family::Sdar),
         layer_kind: LayerKind::Attention,
     };
     Ok(ModelConfig {
@@ -84,6 +88,49 @@ pub(super) fn read(
         eos_token_ids,
         bos_token_id: keys::bos_token_id(config, generation, vocabulary),
         inference: None,
+    })
+}
+
+/// How a masked diffusion model of this family predicts.
+fn mask(
+    family: Family,
+    keys: &ConfigKeys<'_>,
+    vocabulary: usize,
+    eos_token_ids: &[u32],
+) -> Result<MaskToken, CheckpointError> {
+    let published = match family {
+        // In neither's published configuration: SDAR's has it, and an older copy of it has not.
+        Family::Sdar => Some(SDAR_MASK),
+        Family::FastDllm => Some(FAST_DLLM_MASK),
+        _ => None,
+    };
+    let blocks = family.blocks().map(|usual| {
+        let key = match family {
+            Family::FastDllm => "bd_size",
+            _ => "block_size",
+        };
+        let length = keys.optional_size(key, BLOCK_LENGTH_MAX)?;
+        let length = length.unwrap_or(usual.length);
+        let whole = usual.filled_together == usual.length;
+        let filled_together = match whole {
+            true => length,
+            false => usual.filled_together,
+        };
+        match length.is_multiple_of(filled_together) {
+            true => Ok(BlockDiffusion {
+                length,
+                filled_together,
+            }),
+            false => Err(problem(
+                key,
+                format!("is {length}, not a multiple of the {filled_together} positions that are filled together"),
+            )),
+        }
+    });
+    Ok(MaskToken {
+        token_id: keys.mask_token_id(vocabulary, eos_token_ids, published)?,
+        shifted: matches!(family, Family::Dream | Family::FastDllm),
+        blocks: blocks.transpose()?,
     })
 }
 
@@ -224,6 +271,7 @@ mod tests {
             let expected = mask.then_some(MaskToken {
                 token_id: 298,
                 shifted: true,
+                blocks: None,
             });
             assert_eq!(config.mask, expected);
         }

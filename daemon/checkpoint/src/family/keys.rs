@@ -133,14 +133,17 @@ impl ConfigKeys<'_> {
         self.bounded(key, 1, max)
     }
 
-    /// The mask token's id, which must not end a text.
+    /// The mask token's id, which must not end a text; where the file names none, the one of the published vocabulary, if
+    /// this is as large.
     pub(super) fn mask_token_id(
         &self,
         vocab_size: usize,
         eos_token_ids: &[u32],
+        published: Option<usize>,
     ) -> Result<u32, CheckpointError> {
         let id = self
             .bounded("mask_token_id", 0, vocab_size - 1)?
+            .or(published.filter(|&id| id < vocab_size))
             .ok_or_else(|| problem("mask_token_id", "is missing"))? as u32;
         // If the mask ended texts, a canvas would end at its first masked position.
         match eos_token_ids.contains(&id) {

@@ -84,8 +84,9 @@ pub(super) fn read(
         shape,
         epsilon: keys.positive("rms_norm_eps", 1e-5)?,
         mask: Some(MaskToken {
-            token_id: keys.mask_token_id(vocabulary, &eos_token_ids)?,
+            token_id: keys.mask_token_id(vocabulary, &eos_token_ids, None)?,
             shifted: false,
+            blocks: None,
         }),
         eos_token_ids,
         bos_token_id: keys::bos_token_id(config, generation, vocabulary),
@@ -191,7 +192,7 @@ mod tests {
         let refusal = |key: &str, value: Value| read(|config| config[key] = value).unwrap_err();
         assert_eq!(
             refusal("model_type", "mamba".into()),
-            "unsupported architecture \"mamba\"; supported are llada, llama, mistral, qwen2, qwen3, Dream, rwkv7, ltm"
+            "unsupported architecture \"mamba\"; supported are llada, llama, mistral, qwen2, qwen3, Dream, sdar, Fast_dLLM_Qwen, rwkv7, ltm"
         );
         let with_experts = read(|config| {
             config["architectures"] = json!(["LLaDAMoEModelLM"]);
@@ -199,7 +200,7 @@ mod tests {
         });
         assert_eq!(
             with_experts.unwrap_err(),
-            "unsupported architecture \"LLaDAMoEModelLM\"; supported are llada, llama, mistral, qwen2, qwen3, Dream, rwkv7, ltm"
+            "unsupported architecture \"LLaDAMoEModelLM\"; supported are llada, llama, mistral, qwen2, qwen3, Dream, sdar, Fast_dLLM_Qwen, rwkv7, ltm"
         );
         assert_eq!(
             refusal("alibi", true.into()),

@@ -161,6 +161,7 @@ mod tests {
     const MASK: MaskToken = MaskToken {
         token_id: 99,
         shifted: false,
+        blocks: None,
     };
 
     fn samples() -> Vec<Vec<u32>> {
@@ -198,6 +199,7 @@ mod tests {
     fn a_shifted_row_is_read_once() {
         let shifted = MaskToken {
             shifted: true,
+            blocks: None,
             ..MASK
         };
         assert_eq!(rows_of(&[0, 1, 2, 5], shifted), [0, 1, 4]);

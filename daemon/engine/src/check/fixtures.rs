@@ -10,23 +10,24 @@ use std::{
 use safetensors::SafeTensors;
 use serde_json::Value;
 use sluice_checkpoint::{Checkpoint, CheckpointError, Source};
-use sluice_formats::DType;
-use sluice_ops::Ops;
+use sluice_formats::{DType, Format};
+use sluice_ops::{KvCacheShape, Ops};
 use sluice_plan::{Plan, PlanError, resolve_kv_cache_format};
 use sluice_shared::{
     decoding::{Decoding, KvCacheReuse},
     level::KvCacheFormat,
     policy::PolicyChoice,
-    sampling::{KvCacheMode, Remasking},
+    sampling::{EosPolicy, KvCacheMode, Remasking},
 };
 use sluice_weights::{Shape, SourceTensor};
 
 use super::{CheckResult, worse};
 use crate::{
-    Engine, EngineOptions, Generate, ModelId, Outcome, PlanSettings, Work,
+    CanvasSlot, Engine, EngineOptions, Generate, LoadedModel, Outcome, PlanSettings, Work,
     error::EngineError,
     event::GenerationResult,
     model::{
+        ModelInfo,
         network::{Interrupt, Network, Sequence, VisibleKeys, logits},
         sequence_memory::{SequenceMemory, SequenceShape},
     },
@@ -168,6 +169,7 @@ pub fn fixture_forwards(
     else {
         return Ok(Vec::new());
     };
+    let blocks = model.info(&weights).mask.and_then(|mask| mask.blocks);
     let never = AtomicBool::new(false);
     let bytes = read(&folder.join("expected.safetensors"))?;
     let tensors = SafeTensors::deserialize(&bytes).map_err(|_| broken(folder))?;
@@ -183,6 +185,26 @@ pub fn fixture_forwards(
             .map(|row| (row.len().saturating_sub(kept)..row.len()).collect())
             .collect();
         let z = latents(&tensors, &format!("forward.{name}.z"), rows.len());
+        let tensor = tensors.tensor(&format!("forward.{name}.logits"));
+        let reference = floats(tensor.map_err(|_| broken(folder))?.data());
+        if let Some(blocks) = blocks {
+            let visible = ids(&case["visible"]);
+            let found = block_logits(ops, &model, &weights, &shape, (&rows[0], &visible))?;
+            forwards.push(FixtureLogits {
+                name: format!("{name}, block after block"),
+                vocabulary: shape.padded_vocab_size,
+                reference: reference.clone(),
+                found,
+            });
+            // All rows at once are cut into the model's own blocks.
+            let of_model = |(position, seen): (usize, &u32)| {
+                let end = (position / blocks.length + 1) * blocks.length;
+                *seen as usize == end.min(visible.len())
+            };
+            if !visible.iter().enumerate().all(of_model) {
+                continue;
+            }
+        }
         let found = match shape.causal {
             true => autoregressive_logits(ops, &model, &weights, &shape, (&rows, &z), kept)?,
             false => {
@@ -203,12 +225,10 @@ pub fn fixture_forwards(
                 logits(ops, &weights, &hidden)?
             }
         };
-        let tensor = tensors.tensor(&format!("forward.{name}.logits"));
-        let reference = tensor.map_err(|_| broken(folder))?.data();
         forwards.push(FixtureLogits {
             name: name.to_owned(),
             vocabulary: shape.padded_vocab_size,
-            reference: floats(reference),
+            reference,
             found,
         });
     }
@@ -235,6 +255,55 @@ pub(super) fn floats(bytes: &[u8]) -> Vec<f32> {
 /// Rows of an autoregressive sequence that go through the layers together: few, so that most of them read what was kept of the rows before.
 const AUTOREGRESSIVE_ROWS: usize = 7;
 
+/// Keys and values that the reference did not round: a GPU has only the dtype that it computes in.
+fn unrounded(ops: &Ops) -> Result<Format, EngineError> {
+    let profile = ops.device().profile();
+    let format = resolve_kv_cache_format(KvCacheFormat::F32, &profile)
+        .or_else(|_| resolve_kv_cache_format(KvCacheFormat::Auto, &profile));
+    Ok(format?)
+}
+
+/// Blocks of a text that go through the layers together: most rows read what was kept of blocks before, and some what the
+/// same pass computes of them.
+const BLOCKS_OF_PASS: usize = 2;
+
+/// The logits of all positions of a text, of which each sees so many positions from the first on; what a pass has computed
+/// is kept for the next.
+fn block_logits(
+    ops: &Ops,
+    model: &Network,
+    weights: &Residency,
+    shape: &Shape,
+    (text, visible): (&[u32], &[u32]),
+) -> Result<Vec<f32>, EngineError> {
+    let never = AtomicBool::new(false);
+    let cache = KvCacheShape::of(shape, unrounded(ops)?);
+    let mut cache = ops.kv_cache(cache, text.len())?;
+    let last_seen: Vec<usize> = visible.iter().map(|&seen| seen as usize - 1).collect();
+    let positions: Vec<usize> = (0..text.len()).collect();
+    let blocks: Vec<&[usize]> = last_seen.chunk_by(|a, b| a == b).collect();
+    let mut all = Vec::new();
+    for blocks in blocks.chunks(BLOCKS_OF_PASS) {
+        let count: usize = blocks.iter().map(|block| block.len()).sum();
+        let rows = cache.len()..cache.len() + count;
+        let wanted: Vec<usize> = (0..count).collect();
+        let mut sequence = [Sequence {
+            tokens: &text[rows.clone()],
+            positions: &positions[rows.clone()],
+            wanted: &wanted,
+            sees: VisibleKeys::Blocks {
+                cache: &mut cache,
+                last_seen: &last_seen[rows],
+            },
+        }];
+        let hidden = model.forward(ops, weights, &mut sequence, &never);
+        let hidden = model.final_norm(ops, weights, &hidden.map_err(failed)?)?;
+        all.extend(logits(ops, weights, &hidden)?);
+        cache.advance(count);
+    }
+    Ok(all)
+}
+
 /// The logits of the last `kept` positions of each text; all texts go through the model together, a few rows at a time.
 fn autoregressive_logits(
     ops: &Ops,
@@ -245,11 +314,7 @@ fn autoregressive_logits(
     kept: usize,
 ) -> Result<Vec<f32>, EngineError> {
     let never = AtomicBool::new(false);
-    // The reference's KV cache is not rounded; a GPU has only the dtype that it computes in.
-    let profile = ops.device().profile();
-    let format = resolve_kv_cache_format(KvCacheFormat::F32, &profile)
-        .or_else(|_| resolve_kv_cache_format(KvCacheFormat::Auto, &profile));
-    let memory = SequenceShape::of(shape, format.map_err(EngineError::from)?);
+    let memory = SequenceShape::of(shape, unrounded(ops)?);
     let memories = texts
         .iter()
         .map(|text| SequenceMemory::new(ops, memory, text.len()));
@@ -376,7 +441,7 @@ pub fn fixture_tokens(
 /// When the folder is not such a fixture, or a request fails.
 pub fn fixture_samples(folder: &Path, options: EngineOptions) -> Result<Vec<Sampled>, EngineError> {
     let engine = Engine::start(options)?;
-    let model = load(&engine, folder)?;
+    let model = &load(&engine, folder)?;
     let bytes = read(&folder.join("expected.safetensors"))?;
     let tensors = SafeTensors::deserialize(&bytes).map_err(|_| broken(folder))?;
     let mut sampled = Vec::new();
@@ -392,7 +457,7 @@ pub fn fixture_samples(folder: &Path, options: EngineOptions) -> Result<Vec<Samp
         }
         let name = case["name"].as_str().unwrap_or_default();
         let z = latents(&tensors, &format!("generate.{name}.z"), prompts.len());
-        let answers = request_of(case, model).map(|request| {
+        let answers = request_of(case, model, prompts).map(|request| {
             // Latents as they are: a posterior that leaves them no room.
             let thinking = z.first().map(|z| {
                 Box::new(Thinking {
@@ -407,7 +472,8 @@ pub fn fixture_samples(folder: &Path, options: EngineOptions) -> Result<Vec<Samp
                 ..request
             };
             let pairs = prompts.iter().zip(answers);
-            let answer = |(prompt, answer)| sample(&engine, case, &request, prompt, answer);
+            let answer =
+                |(prompt, answer)| sample(&engine, case, &request, model, (prompt, answer));
             pairs.map(answer).collect::<Result<_, _>>()
         });
         sampled.push(Sampled {
@@ -423,16 +489,28 @@ fn sample(
     engine: &Engine,
     case: &Value,
     request: &Generate,
-    prompt: &Value,
-    answer: &Value,
+    model: &LoadedModel,
+    (prompt, answer): (&Value, &Value),
 ) -> Result<Answer, EngineError> {
     let request = Generate {
         prompt: ids(prompt),
         ..request.clone()
     };
-    let generated = run(engine, request)?;
+    let mut generated = run(engine, request.clone())?;
+    if request.eos == EosPolicy::Stop {
+        // What is left behind the end is filled.
+        let end = |token: &u32| model.info.eos_token_ids.contains(token);
+        let end = generated.tokens.iter().position(end);
+        generated
+            .tokens
+            .truncate(end.map_or(usize::MAX, |end| end + 1));
+    }
     let found = generated.passes as u64;
-    let passes = case["forward_calls"].as_u64().filter(|&reference| {
+    let reference = match request.diffusion_block() {
+        Some(block) => Some(block_passes(case, &request, &model.info, block)),
+        None => case["forward_calls"].as_u64(),
+    };
+    let passes = reference.filter(|&reference| {
         // Dream's sampler runs passes that commit nothing, which are skipped here: only more passes are wrong.
         match case["algorithm"] == "Dream sampler" {
             true => found > reference,
@@ -446,11 +524,111 @@ fn sample(
     })
 }
 
+/// Passes that a case of block diffusion takes if no pass is for keys and values alone, and none follows once the answer
+/// is there: the reference's calls that write something, up to the one that ends it.
+fn block_passes(case: &Value, request: &Generate, model: &ModelInfo, block: usize) -> u64 {
+    let (prompt, length) = (request.prompt.len(), request.canvas.len());
+    let calls: Vec<Vec<(usize, u32)>> = (case["commits"].as_array().into_iter().flatten())
+        .map(|call| {
+            let pairs = call.as_array().into_iter().flatten().map(ids);
+            pairs.map(|pair| (pair[0] as usize, pair[1])).collect()
+        })
+        .collect();
+    // Of models with shifted logits the pass that stores a block predicts the next one's first token.
+    let firsts = ids(&case["block_first_tokens"]);
+    let mut firsts = (prompt.next_multiple_of(block)..)
+        .step_by(block)
+        .zip(firsts);
+    let mut tokens = vec![None; length];
+    let mut passes = 0;
+    let before = match prompt.is_multiple_of(block) {
+        true => firsts.next(),
+        false => None,
+    };
+    let stored = before.into_iter().map(|first| vec![first]);
+    let calls = calls.into_iter().map(|call| match call.is_empty() {
+        true => firsts.next().into_iter().collect(),
+        false => call,
+    });
+    for call in stored.chain(calls).filter(|call| !call.is_empty()) {
+        passes += 1;
+        for (position, token) in call {
+            if let Some(place) = tokens.get_mut(position - prompt) {
+                *place = Some(token);
+            }
+        }
+        let written = tokens.iter().map_while(|token| *token);
+        let ends =
+            |token: u32| request.eos == EosPolicy::Stop && model.eos_token_ids.contains(&token);
+        if written.clone().count() == length || written.clone().any(ends) {
+            break;
+        }
+    }
+    passes
+}
+
+/// The request of a case of block diffusion, without its prompt; `None` for unknown samplers.
+fn block_request_of(case: &Value, plain: Generate, prompts: &[Value]) -> Option<Generate> {
+    let params = &case["params"];
+    let size = |key: &str| params[key].as_u64().map(|size| size as usize);
+    let length = plain.canvas.len();
+    let block = size("block_length").or_else(|| size("block_size"))?;
+    let threshold = || PolicyChoice::new("dynamic", [("t", params["threshold"].as_f64()?)]).ok();
+    let plain = Generate {
+        block_length: block,
+        steps: size("steps").unwrap_or(block) * length / block,
+        decoding: Decoding {
+            kv_cache: KvCacheReuse {
+                mode: KvCacheMode::Blocks,
+                ..KvCacheReuse::default()
+            },
+            ..Decoding::default()
+        },
+        ..plain
+    };
+    let stops = |plain| Generate {
+        eos: EosPolicy::Stop,
+        ..plain
+    };
+    match case["algorithm"].as_str()? {
+        "SDAR" => Some(Generate {
+            policy: match params["strategy"].as_str()? {
+                "low_confidence_static" => PolicyChoice::default(),
+                "low_confidence_dynamic" => threshold()?,
+                "sequential" => PolicyChoice::new("sequential", []).ok()?,
+                _ => return None,
+            },
+            ..match params["stop_ids"].is_null() {
+                true => plain,
+                false => stops(plain),
+            }
+        }),
+        "Fast-dLLM v2" => {
+            // So many blocks, the first of which the prompt may reach into, and the token after them.
+            let prompt = ids(&prompts[0]).len();
+            let end = (prompt / block + length / block) * block + 1;
+            Some(Generate {
+                canvas: vec![CanvasSlot::Masked; end - prompt],
+                steps: end - prompt,
+                policy: threshold()?,
+                ..stops(plain)
+            })
+        }
+        _ => None,
+    }
+}
+
 /// The request of a case, without its prompt; `None` for unknown samplers.
-fn request_of(case: &Value, model: ModelId) -> Option<Generate> {
+fn request_of(case: &Value, model: &LoadedModel, prompts: &[Value]) -> Option<Generate> {
     let params = &case["params"];
     let size = |key: &str| params[key].as_u64().map(|size| size as usize);
     let length = size("gen_length").or_else(|| size("max_new_tokens"))?;
+    let is_blocks = (model.info.mask).is_some_and(|mask| mask.blocks.is_some());
+    let model = model.id;
+    if is_blocks {
+        let plain = Generate::greedy(model, Vec::new(), length);
+        return block_request_of(case, plain, prompts);
+    }
     let plain = Generate {
         block_length: size("block_length").unwrap_or(length),
         steps: size("steps").unwrap_or(length),
@@ -554,7 +732,7 @@ fn fast_dllm_policy(params: &Value) -> Option<PolicyChoice> {
     }
 }
 
-fn load(engine: &Engine, folder: &Path) -> Result<ModelId, EngineError> {
+fn load(engine: &Engine, folder: &Path) -> Result<Arc<LoadedModel>, EngineError> {
     // The reference's KV cache is not rounded; a GPU has one format for it.
     let settings = PlanSettings {
         kv_cache_format: match engine.device().is_gpu() {
@@ -563,8 +741,7 @@ fn load(engine: &Engine, folder: &Path) -> Result<ModelId, EngineError> {
         },
         ..PlanSettings::default()
     };
-    let loaded = engine.load_now(Source::Folder(folder.to_owned()), settings)?;
-    Ok(loaded.id)
+    engine.load_now(Source::Folder(folder.to_owned()), settings)
 }
 
 fn run(engine: &Engine, request: Generate) -> Result<GenerationResult, EngineError> {

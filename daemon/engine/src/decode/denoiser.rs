@@ -41,7 +41,7 @@ impl Vocabulary {
     }
 
     /// The row whose logits predict a position: with shifted logits the one before.
-    fn row_of(&self, position: usize) -> usize {
+    pub(super) fn row_of(&self, position: usize) -> usize {
         self.mask.map_or(position, |mask| mask.row_of(position))
     }
 }
@@ -128,6 +128,11 @@ pub trait DiffusionRequest: Send {
     /// Takes the candidates of each of those canvases, in order.
     fn take(&mut self, candidates: &[Vec<Candidate>], cost: &PassCost, emit: &mut dyn FnMut(Event));
 
+    /// The positions that its KV cache holds after the last pass, with block diffusion: those of finished blocks.
+    fn finished_rows(&self) -> Option<usize> {
+        None
+    }
+
     /// The result, when nothing is left to do or the request is cancelled.
     fn outcome(self: Box<Self>) -> Outcome;
 }
@@ -196,10 +201,14 @@ impl Denoiser<'_> {
                     positions: &prepared.positions,
                     wanted: &prepared.wanted,
                     sees: match &prepared.seen {
-                        None => VisibleKeys::Each {
+                        SeenKeys::Each => VisibleKeys::Each {
                             checks: asked.pass.checks().len(),
                         },
-                        Some(seen) => VisibleKeys::Cached {
+                        SeenKeys::Blocks(last_seen) => VisibleKeys::Blocks {
+                            cache: caches.next().expect("a cache for each canvas"),
+                            last_seen,
+                        },
+                        SeenKeys::Cached(seen) => VisibleKeys::Cached {
                             cache: caches.next().expect("a cache for each canvas"),
                             cache_positions: match &asked.pass.reach.cache_positions {
                                 Some(places) => slice::from_ref(places),
@@ -214,6 +223,10 @@ impl Denoiser<'_> {
             }
         }
         let hidden = self.model.forward(ops, weights, &mut sequences, cancel)?;
+        if hidden.is_empty() {
+            // Rows that are only stored, as those of a long prompt.
+            return Ok(vec![Vec::new(); requests.len()]);
+        }
         let x = self.model.final_norm(ops, weights, &hidden)?;
         // Returned to the arena before the LM head's buffers are taken: the dry run does the same, so the plan counts
         // them once.
@@ -269,7 +282,14 @@ impl Denoiser<'_> {
             tokens,
             positions,
             wanted,
-            seen: reach.segments(),
+            seen: match (reach.block_length, reach.segments()) {
+                (Some(length), _) => {
+                    let block_end = |position: usize| (position / length + 1) * length;
+                    SeenKeys::Blocks(reach.positions().map(|at| block_end(at) - 1).collect())
+                }
+                (None, Some(segments)) => SeenKeys::Cached(segments),
+                (None, None) => SeenKeys::Each,
+            },
         }
     }
 
@@ -294,6 +314,15 @@ struct PreparedPass {
     tokens: Vec<Vec<u32>>,
     positions: Vec<usize>,
     wanted: Vec<usize>,
-    /// The segments of the KV cache that are seen; `None` without a cache.
-    seen: Option<Vec<KeySegment>>,
+    seen: SeenKeys,
+}
+
+/// What the rows of a pass see.
+enum SeenKeys {
+    /// Each other.
+    Each,
+    /// Segments of the KV cache.
+    Cached(Vec<KeySegment>),
+    /// What stands before them and in their own block; for each row the last position of that.
+    Blocks(Vec<usize>),
 }

@@ -102,7 +102,11 @@ impl Diffusion {
             false => request.canvas.len(),
         };
         // A part of them loses nothing: admission refuses pins where the canvas grows.
-        let slots = &request.canvas[..length];
+        let mut slots = request.canvas[..length].to_vec();
+        slots.resize(
+            length + request.padded_length() - request.prompt.len() - request.canvas.len(),
+            CanvasSlot::Masked,
+        );
         let filled = slots.iter().map(|slot| match slot {
             CanvasSlot::Masked => mask,
             CanvasSlot::Pinned(id) => *id,
@@ -117,7 +121,7 @@ impl Diffusion {
         Self {
             canvas: request.prompt.iter().copied().chain(filled).collect(),
             positions: positions.collect(),
-            blocks: blocks(slots, request.block_length, request.steps),
+            blocks: blocks(&slots, &request, &vocabulary),
             block: 0,
             passes_in_block: 0,
             steps_in_block: 0,
@@ -150,8 +154,10 @@ impl Diffusion {
     /// The result so far or in the end. `peak_device_bytes` is 0: the caller keeps the ledger.
     #[must_use]
     pub fn generated(mut self) -> GenerationResult {
+        let mut tokens = self.canvas.split_off(self.request.prompt.len());
+        tokens.truncate(self.request.canvas.len());
         GenerationResult {
-            tokens: self.canvas.split_off(self.request.prompt.len()),
+            tokens,
             finish_reason: self.finish.unwrap_or(FinishReason::Cancelled),
             passes: self.passes,
             elapsed: self.started.elapsed(),
@@ -171,11 +177,14 @@ impl Diffusion {
             return;
         }
         while let Some(&CanvasBlock { start, end, .. }) = self.blocks.get(self.block) {
+            let shown = start..self.shown(end);
+            if shown.is_empty() {
+                break;
+            }
             // A loop, since pinned or already ended blocks need no pass at all.
-            let masked = self.masked(start, end).count();
-            if masked > 0 && !self.has_ended() {
+            if self.masked(shown.start, shown.end).next().is_some() && !self.has_ended() {
                 if self.passes_in_block == 0 {
-                    self.masked_at_start = masked;
+                    self.masked_at_start = self.masked(start, end).count();
                     self.policy.open();
                 }
                 self.reach = self.reach();
@@ -187,7 +196,7 @@ impl Diffusion {
             emit(Event::BlockDone {
                 block: self.block,
                 passes: self.passes_in_block,
-                positions: self.positions[start..end].to_vec(),
+                positions: self.positions[shown].to_vec(),
             });
             if ended {
                 self.finish = Some(FinishReason::Eos);
@@ -210,7 +219,14 @@ impl Diffusion {
             cached_until: self.cached_until,
             passes_since_refresh: self.passes_since_refresh,
             opens: self.passes_in_block == 0,
+            is_for_first: self.takes_first_alone(),
         })
+    }
+
+    /// The end of a range of positions, without those behind the canvas that was asked for: the last block of block
+    /// diffusion is computed whole.
+    fn shown(&self, end: usize) -> usize {
+        end.min(self.request.canvas.len())
     }
 
     fn reach(&self) -> PassReach {
@@ -253,7 +269,18 @@ impl Diffusion {
             is_check: true,
         });
         // Checks come last, as their rows do in the pass.
-        masked.chain(checks).collect()
+        let rows = masked.chain(checks);
+        match self.reach.block_length {
+            // A pass that stores finished blocks may not have the rows yet.
+            Some(_) => {
+                let has = |row: &LmHeadRow| {
+                    let row = self.vocabulary.row_of(row.position);
+                    self.reach.row_of(row).is_some()
+                };
+                rows.filter(has).collect()
+            }
+            None => rows.collect(),
+        }
     }
 
     /// A canvas of the next pass in which these rows are read, with its unconditional twin under guidance.
@@ -331,6 +358,10 @@ impl Diffusion {
                 index: self.steps_in_block + ahead,
                 steps,
                 masked_at_start: self.masked_at_start,
+                scheduled: match self.rule.block_length {
+                    Some(_) => filled_together(&self.request, &self.vocabulary),
+                    None => self.masked_at_start,
+                },
             },
             block: start..end,
             rows,
@@ -341,17 +372,22 @@ impl Diffusion {
     }
 
     /// Whether this is the only pass with the row that predicts a shifted model's first position of the block:
-    /// Fast-dLLM's Dream then commits that one, and nothing else.
+    /// Fast-dLLM's Dream then commits that one, and nothing else; so does Fast-dLLM v2 with the pass that stores the
+    /// block before.
     fn takes_first_alone(&self) -> bool {
         let CanvasBlock { start, .. } = self.blocks[self.block];
         // With shifted logits the row before the block predicts its first position. Later passes of these modes begin
         // at the block and lack that row.
+        let lacks_row = match self.rule.kv_cache.mode {
+            KvCacheMode::Prefix | KvCacheMode::Dual => self.passes_in_block == 0,
+            KvCacheMode::Blocks => {
+                let position = self.request.prompt.len() + start;
+                position > 0 && position.is_multiple_of(self.request.block_length)
+            }
+            KvCacheMode::None | KvCacheMode::Vicinity => false,
+        };
         self.vocabulary.mask.is_some_and(|mask| mask.shifted)
-            && matches!(
-                self.rule.kv_cache.mode,
-                KvCacheMode::Prefix | KvCacheMode::Dual
-            )
-            && self.passes_in_block == 0
+            && lacks_row
             && !is_fixed(self.positions[start].state)
     }
 
@@ -419,6 +455,7 @@ impl Diffusion {
         self.positions
             // Fixed positions only, from the front: an end token behind a mask may still be preceded by text.
             .iter()
+            .take(self.request.canvas.len())
             .take_while(|position| is_fixed(position.state))
             .skip(self.may_end_from)
             .find(|position| position.token.is_some_and(|token| ends.contains(&token)))
@@ -447,15 +484,16 @@ impl Diffusion {
     }
 
     fn committed(&self) -> usize {
-        let fixed = self.positions.iter().filter(|p| is_fixed(p.state));
-        fixed.count()
+        let shown = &self.positions[..self.shown(self.positions.len())];
+        shown.iter().filter(|p| is_fixed(p.state)).count()
     }
 }
 
 impl DiffusionRequest for Diffusion {
     fn start(&mut self, emit: &mut dyn FnMut(Event)) {
+        let shown = self.request.canvas.len();
         emit(Event::Started {
-            blocks: self.blocks.len(),
+            blocks: self.blocks.partition_point(|block| block.start < shown),
             is_exact: self.request.decoding.is_exact(),
         });
         self.started = Instant::now();
@@ -526,6 +564,17 @@ impl DiffusionRequest for Diffusion {
         if self.is_sizing {
             self.size(&candidates[0]);
             block.end = self.blocks[self.block].end;
+        } else if let (Some(length), Some(end)) = (
+            self.rule.block_length,
+            self.reach.computed.first().map(|computed| computed.end),
+        ) {
+            // All before the open block is final, and in the cache by now.
+            let open = (self.request.prompt.len() + start) / length * length;
+            self.cached_until = Some(end.min(open));
+            if head_rows > 0 {
+                last = self.follow(candidates);
+            }
+            self.passes_in_block += 1;
         } else {
             if self.rule.uses_kv_cache() {
                 // The state before this pass decides what it has written to the cache, so it is read before it changes.
@@ -550,7 +599,7 @@ impl DiffusionRequest for Diffusion {
             passes: self.passes,
             block: self.block,
             passes_in_block: self.passes_in_block,
-            positions: self.positions[block].to_vec(),
+            positions: self.positions[block.start..self.shown(block.end)].to_vec(),
             committed: self.committed(),
             rows,
             lm_head_rows: head_rows,
@@ -558,6 +607,10 @@ impl DiffusionRequest for Diffusion {
             cost: *cost,
         })));
         self.advance(&last, emit);
+    }
+
+    fn finished_rows(&self) -> Option<usize> {
+        self.rule.block_length.and(self.cached_until)
     }
 
     fn outcome(self: Box<Self>) -> Outcome {
@@ -576,14 +629,45 @@ fn is_fixed(state: TokenState) -> bool {
     matches!(state, TokenState::Committed | TokenState::Pinned)
 }
 
-/// Cuts the part to fill into blocks and shares the steps out over those with masks: evenly, a remainder to the first
-/// ones, at least one each.
-fn blocks(slots: &[CanvasSlot], block_length: usize, steps: usize) -> Vec<CanvasBlock> {
-    let mut blocks: Vec<CanvasBlock> = (0..slots.len())
+/// Positions that are filled together: a block's, or of a block diffusion model a part of them.
+fn filled_together(request: &Generate, vocabulary: &Vocabulary) -> usize {
+    let length = request.block_length;
+    let blocks = vocabulary.mask.and_then(|mask| mask.blocks);
+    match blocks.filter(|_| request.diffusion_block().is_some()) {
+        Some(blocks) if blocks.filled_together < blocks.length => {
+            // A request's own length need not be a multiple of it.
+            Some(blocks.filled_together)
+                .filter(|&together| length.is_multiple_of(together))
+                .unwrap_or(length)
+        }
+        _ => length,
+    }
+}
+
+/// Cuts the part to fill into blocks, those of block diffusion counted from the prompt's first position.
+fn blocks(slots: &[CanvasSlot], request: &Generate, vocabulary: &Vocabulary) -> Vec<CanvasBlock> {
+    let length = filled_together(request, vocabulary);
+    if request.diffusion_block().is_none() {
+        return cut(slots, 0, length, request.steps);
+    }
+    let mut blocks = cut(slots, request.prompt.len() % length, length, 1);
+    for block in blocks.iter_mut().filter(|block| block.steps > 0) {
+        // Blocks that the prompt reaches into have fewer masks and as many steps, as SDAR has it.
+        block.steps = (length * request.steps)
+            .div_ceil(request.canvas.len())
+            .max(1);
+    }
+    blocks
+}
+
+/// Cuts the part to fill into blocks, of the first of which so many positions lie before it, and shares the steps out over
+/// those with masks: evenly, a remainder to the first ones, at least one each.
+fn cut(slots: &[CanvasSlot], before: usize, block_length: usize, steps: usize) -> Vec<CanvasBlock> {
+    let mut blocks: Vec<CanvasBlock> = (0..before + slots.len())
         .step_by(block_length)
         .map(|start| CanvasBlock {
-            start,
-            end: slots.len().min(start + block_length),
+            start: start.saturating_sub(before),
+            end: slots.len().min(start + block_length - before),
             steps: 0,
         })
         .collect();

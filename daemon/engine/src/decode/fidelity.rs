@@ -172,6 +172,7 @@ mod tests {
             Some(MaskToken {
                 token_id: 999,
                 shifted,
+                blocks: None,
             })
         };
         let mut shares = Vec::new();

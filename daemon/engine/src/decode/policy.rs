@@ -3,6 +3,7 @@
 //! [`sluice_shared::policy`].
 
 mod apart;
+mod blocks;
 mod credit;
 mod entropy;
 mod klass;
@@ -18,6 +19,7 @@ use sluice_shared::policy::PolicyChoice;
 
 use self::{
     apart::Apart,
+    blocks::{Dynamic, Sequential},
     credit::Credit,
     entropy::Entropy,
     klass::Klass,
@@ -100,6 +102,16 @@ pub struct PolicyStep {
     pub steps: usize,
     /// Masks it had when it was opened.
     pub masked_at_start: usize,
+    /// Positions that the reference shares out among the steps: those masks, or with block diffusion all of the block's.
+    pub scheduled: usize,
+}
+
+impl PolicyStep {
+    /// How many positions the reference commits in this step: an even share, and one more in the first steps.
+    fn quota(&self) -> usize {
+        let steps = self.steps.min(self.scheduled).max(1);
+        self.scheduled / steps + usize::from(self.index < self.scheduled % steps)
+    }
 }
 
 /// A masked position and its candidate.
@@ -165,6 +177,8 @@ pub fn policy(choice: &PolicyChoice) -> Box<dyn Policy> {
     let value = |index: usize| choice.value(index);
     let policy: Box<dyn Policy> = match choice.name() {
         "reference" => Box::new(Reference),
+        "dynamic" => Box::new(Dynamic { t: value(0) }),
+        "sequential" => Box::new(Sequential),
         "threshold" => Box::new(Threshold { t: value(0) }),
         "factor" => Box::new(Factor { f: value(0) }),
         "dream" => Box::new(Dream { eps: value(0) }),

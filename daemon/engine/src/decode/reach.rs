@@ -9,6 +9,7 @@
 use std::ops::Range;
 
 use sluice_ops::KeySegment;
+use sluice_plan::MLP_ROWS;
 use sluice_shared::{
     decoding::{CanvasGrowth, Decoding, KvCacheReuse},
     sampling::KvCacheMode,
@@ -27,6 +28,9 @@ pub struct PassReach {
     pub cache_positions: Option<Range<usize>>,
     /// Cache positions to choose from after this pass, and how many stay: those then move to the front of the cache.
     pub selects: Option<(Vec<Range<usize>>, usize)>,
+    /// With block diffusion the positions of a block: each position sees what stands before it and all of its own block.
+    /// What is computed then follows what the cache holds.
+    pub block_length: Option<usize>,
 }
 
 impl PassReach {
@@ -82,6 +86,8 @@ pub(super) struct ReachRule {
     pub(super) kv_cache: KvCacheReuse,
     pub(super) suffix_window: Option<usize>,
     pub(super) canvas_growth: CanvasGrowth,
+    /// Positions of a block of block diffusion.
+    pub(super) block_length: Option<usize>,
     /// One past the last pinned position, which a window does not hide.
     pub(super) pinned_end: usize,
 }
@@ -99,6 +105,8 @@ pub(super) struct PassContext<'a> {
     pub(super) passes_since_refresh: usize,
     /// Whether the block was opened by this pass.
     pub(super) opens: bool,
+    /// Whether the pass is for the row before the block alone, which predicts its first position.
+    pub(super) is_for_first: bool,
 }
 
 impl ReachRule {
@@ -119,6 +127,7 @@ impl ReachRule {
             kv_cache: caching,
             suffix_window: window.map(|masks| masks as usize),
             canvas_growth: growth,
+            block_length: request.diffusion_block(),
             pinned_end: match request.may_end_from() {
                 0 => 0,
                 end => request.prompt.len() + end,
@@ -149,6 +158,9 @@ impl ReachRule {
 
     /// What a pass computes and sees.
     pub(super) fn reach(&self, at: &PassContext<'_>) -> PassReach {
+        if let Some(length) = self.block_length {
+            return Self::blocks(at, length);
+        }
         let visible = self.visible(at);
         if !self.uses_kv_cache() {
             return PassReach {
@@ -171,7 +183,7 @@ impl ReachRule {
                 // Blocks without a mask were passed over: the cache ends before them, and they are computed now.
                 start.min(at.cached_until.unwrap_or(0))..at.end
             }
-            KvCacheMode::None | KvCacheMode::Prefix => block.start..at.end,
+            KvCacheMode::None | KvCacheMode::Prefix | KvCacheMode::Blocks => block.start..at.end,
             // At a threshold of 0.9: 354 tokens/s for 194 with `prefix`, and 37 % of the tokens are those of `exact`,
             // for 68 % (docs/benchmarks.md).
             KvCacheMode::Dual => block.clone(),
@@ -187,6 +199,25 @@ impl ReachRule {
         PassReach {
             computed: visible.iter().filter_map(inside).collect(),
             cached: Some(visible),
+            ..PassReach::default()
+        }
+    }
+
+    /// A pass of block diffusion: what is finished and not cached yet, and the open block. Finished blocks are computed for
+    /// their keys and values alone, so they share a pass with the next block's first, as the same rows would take two.
+    fn blocks(at: &PassContext<'_>, length: usize) -> PassReach {
+        let from = at.cached_until.unwrap_or(0);
+        let own = at.block.start / length * length;
+        // Of a long prompt as many whole blocks as go through the layers together.
+        let most = (MLP_ROWS / length).max(1) * length;
+        let computed = match (own - from > most, at.is_for_first) {
+            (true, _) => from..from + most,
+            (false, true) => from..own,
+            (false, false) => from..own + length,
+        };
+        PassReach {
+            computed: vec![computed],
+            block_length: Some(length),
             ..PassReach::default()
         }
     }
@@ -215,6 +246,7 @@ impl ReachRule {
                 cached: Some(visible),
                 cache_positions: None,
                 selects: Some((outside, count)),
+                block_length: None,
             },
             _ => {
                 let stay = 0..count + block.len();
@@ -223,6 +255,7 @@ impl ReachRule {
                     cached: Some(vec![stay]),
                     cache_positions: Some(count..count + block.len()),
                     selects: None,
+                    block_length: None,
                 }
             }
         }
@@ -256,6 +289,11 @@ pub fn most_rows(request: &Generate) -> usize {
     // Shifted reaches one row further than not, so this is an upper bound for every model.
     let rule = ReachRule::new(request, true);
     let (prompt, length) = (request.prompt.len(), request.canvas.len());
+    if let Some(block) = request.diffusion_block() {
+        // A block after as many rows as are only stored.
+        let stored = (MLP_ROWS / block).max(1) * block;
+        return (stored + block).min(request.padded_length());
+    }
     // Inserted masks shift the blocks, so that their passes cannot be foreseen.
     if request.decoding.canvas_growth == CanvasGrowth::Insert {
         return prompt + length;
@@ -275,6 +313,7 @@ pub fn most_rows(request: &Generate) -> usize {
             cached_until: held,
             passes_since_refresh: 0,
             opens: true,
+            is_for_first: false,
         };
         held = rule.holds(&opening);
         let later = PassContext {
@@ -302,6 +341,7 @@ mod tests {
             kv_cache: caching.parse().unwrap(),
             suffix_window: window,
             canvas_growth: CanvasGrowth::Fixed,
+            block_length: None,
             pinned_end: 0,
         }
     }
@@ -316,6 +356,7 @@ mod tests {
             cached_until: Some(52),
             passes_since_refresh: since,
             opens: since == 0,
+            is_for_first: false,
         }
     }
 

@@ -187,7 +187,9 @@ impl Network {
         cancel: &AtomicBool,
         mut observer: Option<&mut dyn InputObserver>,
     ) -> Result<Activation, Interrupt> {
-        let (rows, mut seen) = rows::batched(sequences, ops)?;
+        let blocks = self.config.mask.and_then(|mask| mask.blocks);
+        let block_length = blocks.map(|blocks| blocks.length);
+        let (rows, mut seen) = rows::batched(sequences, block_length, ops)?;
         let mut layers = || self.layers(ops, weights, &rows, &mut seen, cancel, &mut observer);
         // All operations of a resident pass run on one pool thread: handing each over would take longer than an
         // operation on a single row. Streamed passes wait for the reader, which must not block a pool thread that
@@ -212,7 +214,9 @@ impl Network {
                     }
                     state.advance(tokens.len());
                 }
-                VisibleKeys::Each { .. } | VisibleKeys::Cached { .. } => {}
+                VisibleKeys::Each { .. }
+                | VisibleKeys::Cached { .. }
+                | VisibleKeys::Blocks { .. } => {}
             }
         }
         Ok(hidden)

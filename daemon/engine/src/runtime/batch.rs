@@ -511,11 +511,18 @@ impl Batch<'_> {
             let its = std::mem::replace(&mut candidates, rest);
             let mut emit = |event| member.listener.tell(event);
             if let RunningWork::Diffusion {
-                request: filling, ..
+                request: filling,
+                memory,
+                ..
             } = &mut member.work
             {
                 let taken = contained(|| filling.take(&its, &cost, &mut emit));
                 member.failed = taken.err();
+                if let Some(rows) = filling.finished_rows() {
+                    for cache in &mut memory.kv_caches {
+                        cache.advance(rows - cache.len());
+                    }
+                }
             }
         }
         Ok(())

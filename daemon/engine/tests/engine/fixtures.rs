@@ -100,6 +100,12 @@ fn logits_norms_of_heads() {
 }
 
 #[test]
+fn logits_block_diffusion() {
+    check_logits("sdar-tiny");
+    check_logits("fast-dllm-v2-tiny");
+}
+
+#[test]
 fn logits_states_rwkv7() {
     check_logits("rwkv7-tiny");
 }
@@ -154,6 +160,12 @@ fn tokens_shifted_logits_and_dream_s_rankings() {
 #[test]
 fn tokens_norms_of_heads() {
     check_tokens("qwen3-tiny", 3);
+}
+
+#[test]
+fn tokens_block_diffusion() {
+    check_tokens("sdar-tiny", 11);
+    check_tokens("fast-dllm-v2-tiny", 8);
 }
 
 #[test]

@@ -6,7 +6,7 @@
 
 use sluice_ops::{Candidate, LmHeadRow};
 
-use super::{CanvasBlock, Diffusion, blocks};
+use super::{CanvasBlock, Diffusion, cut};
 use crate::{
     event::{CanvasPosition, TokenState},
     request::CanvasSlot,
@@ -64,7 +64,7 @@ impl Diffusion {
         self.put_masks(length, more);
         let slots = vec![CanvasSlot::Masked; length + more];
         // Nothing is committed while the length is being found, so all blocks can be cut anew.
-        self.blocks = blocks(&slots, self.request.block_length, self.request.steps);
+        self.blocks = cut(&slots, 0, self.request.block_length, self.request.steps);
     }
 
     /// Replaces one mask that the model is unsure of by several, if the canvas and the block have space.

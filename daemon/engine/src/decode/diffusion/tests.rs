@@ -35,6 +35,7 @@ impl Scripted {
                 mask: Some(MaskToken {
                     token_id: MASK,
                     shifted: false,
+                    blocks: None,
                 }),
                 ends: vec![END, 91],
             }),
@@ -142,14 +143,14 @@ proptest! {
 #[test]
 fn steps_are_shared_out_with_the_remainder_first() {
     let slots = vec![CanvasSlot::Masked; 20];
-    let steps: Vec<usize> = blocks(&slots, 8, 11)
+    let steps: Vec<usize> = cut(&slots, 0, 8, 11)
         .iter()
         .map(|block| block.steps)
         .collect();
     assert_eq!(steps, [4, 4, 3]);
     let mut pinned = slots;
     pinned[8..16].fill(CanvasSlot::Pinned(5));
-    let steps: Vec<usize> = blocks(&pinned, 8, 11)
+    let steps: Vec<usize> = cut(&pinned, 0, 8, 11)
         .iter()
         .map(|block| block.steps)
         .collect();

@@ -3,19 +3,14 @@
 use super::{BlockView, Policy, PolicyDecision, PolicyStep};
 
 /// The LLaDA reference: n div S tokens in each of S steps, and one more in the first n mod S. A step that would commit
-/// nothing is not run, so there are at most n steps.
+/// nothing is not run, so there are at most n steps. With block diffusion it is SDAR's `low_confidence_static`: n is the
+/// block's length, whatever is masked of it.
 #[derive(Debug, Clone)]
 pub(super) struct Reference;
 
 impl Policy for Reference {
     fn decide(&mut self, view: &BlockView<'_>) -> PolicyDecision {
-        let PolicyStep {
-            index,
-            steps,
-            masked_at_start,
-        } = view.step;
-        let steps = steps.min(masked_at_start).max(1);
-        view.best(masked_at_start / steps + usize::from(index < masked_at_start % steps))
+        view.best(view.step.quota())
     }
 
     fn boxed_clone(&self) -> Box<dyn Policy> {
@@ -80,6 +75,7 @@ mod tests {
                 index: counts.len(),
                 steps,
                 masked_at_start: masks,
+                scheduled: masks,
             };
             let count = scene.decide(policy).commit.len();
             counts.push(count);

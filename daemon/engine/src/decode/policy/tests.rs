@@ -26,6 +26,7 @@ impl Scene {
                 index: 0,
                 steps: 4,
                 masked_at_start: confidences.len(),
+                scheduled: confidences.len(),
             },
             block: 0..confidences.len(),
             rows: (confidences.iter().enumerate())
@@ -138,7 +139,7 @@ proptest! {
                     (at, candidate)
                 });
                 let scene = Scene {
-                    step: PolicyStep { index, steps, masked_at_start },
+                    step: PolicyStep { index, steps, masked_at_start, scheduled: masked_at_start },
                     block: 0..len,
                     rows: rows.collect(),
                     checked: checks.iter().map(|&at| (at, says())).collect(),

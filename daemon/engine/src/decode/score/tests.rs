@@ -46,6 +46,7 @@ fn run(answer: &[u32], draws: usize) -> (ScoreResult, Vec<usize>) {
             mask: Some(MaskToken {
                 token_id: 49,
                 shifted: false,
+                blocks: None,
             }),
             ends: vec![],
         }),

@@ -23,7 +23,7 @@ pub struct Sequence<'a> {
 
 /// What a sequence's rows attend to.
 pub enum VisibleKeys<'a> {
-    /// Each other. Positions rise. The last `checks` rows stand at positions of other rows: a check sees itself in that
+    /// Each other; with block diffusion those before them and in their own block. Positions rise. The last `checks` rows stand at positions of other rows: a check sees itself in that
     /// row's place, and no other row sees it.
     Each {
         /// How many rows are checks.
@@ -44,6 +44,14 @@ pub enum VisibleKeys<'a> {
     Before {
         /// The sequence's cache.
         cache: &'a mut KvCache,
+    },
+    /// Block diffusion: these rows follow those that the cache holds, and each sees all up to the last position of its
+    /// block. They don't count as held: whoever finds that their tokens are final says so.
+    Blocks {
+        /// The sequence's cache.
+        cache: &'a mut KvCache,
+        /// For each row the last position that it sees.
+        last_seen: &'a [usize],
     },
     /// Autoregressive within a window, with cross-attention to latents.
     Latent {
@@ -132,9 +140,10 @@ impl BatchKeys<'_> {
     }
 }
 
-/// Concatenates the rows of sequences.
+/// Concatenates the rows of sequences, of a model whose blocks are so long if it is one of block diffusion.
 pub(super) fn batched<'a>(
     sequences: &'a mut [Sequence<'_>],
+    block_length: Option<usize>,
     ops: &Ops,
 ) -> Result<(BatchRows, BatchKeys<'a>), EngineError> {
     let (mut tokens, mut positions) = (Vec::new(), Vec::new());
@@ -159,7 +168,7 @@ pub(super) fn batched<'a>(
         match &mut sequence.sees {
             VisibleKeys::Each { checks } => {
                 is_of_caches = false;
-                let each = CanvasRows::new(start, sequence.positions, *checks);
+                let each = CanvasRows::new(start, sequence.positions, *checks, block_length);
                 let all: Vec<_> = (0..rows.len()).collect();
                 ranges.all.extend(each.ranges(rows, &all));
                 (ranges.wanted).extend(each.ranges(wanted_rows, sequence.wanted));
@@ -202,13 +211,20 @@ pub(super) fn batched<'a>(
             }
             VisibleKeys::Before { cache: kept } => {
                 is_of_caches &= !kept.shape().keeps_recent;
-                caches.push(causal(
-                    kept,
-                    cache,
-                    [rows, wanted_rows],
-                    sequence.wanted,
-                    &mut ranges,
-                ));
+                let last_seen: Vec<_> = (kept.len()..kept.len() + rows.len()).collect();
+                let queries = [rows, wanted_rows];
+                let seen = (&last_seen[..], sequence.wanted);
+                caches.push(causal(kept, cache, queries, seen, &mut ranges));
+            }
+            VisibleKeys::Blocks {
+                cache: kept,
+                last_seen,
+            } => {
+                // As with other canvases.
+                is_of_caches = false;
+                let queries = [rows, wanted_rows];
+                let seen = (*last_seen, sequence.wanted);
+                caches.push(causal(kept, cache, queries, seen, &mut ranges));
             }
             VisibleKeys::Latent {
                 cache: kept,
@@ -226,7 +242,9 @@ pub(super) fn batched<'a>(
                 };
                 latent_ranges.add(&queries, [keys(), keys()]);
                 latent_sequences.push((&mut **latents, *z));
-                caches.push(causal(kept, cache, queries, sequence.wanted, &mut ranges));
+                let last_seen: Vec<_> = (kept.len()..kept.len() + queries[0].len()).collect();
+                let seen = (&last_seen[..], sequence.wanted);
+                caches.push(causal(kept, cache, queries, seen, &mut ranges));
             }
         }
     }
@@ -271,28 +289,27 @@ impl Ranges {
     }
 }
 
-/// Rows that follow those that a cache, the pass's `cache`-th, holds, and see them and each other up to themselves.
+/// Rows that follow those that a cache, the pass's `cache`-th, holds, and see all up to the last position that is given for
+/// each. `seen` is that, and which of the rows are wanted.
 fn causal<'a>(
     kept: &'a mut KvCache,
     cache: usize,
     queries: [Range<usize>; 2],
-    wanted: &[usize],
+    (last_seen, wanted): (&[usize], &[usize]),
     ranges: &mut Ranges,
 ) -> CachedRows<'a> {
-    let (first, count) = (kept.len(), queries[0].len());
     let own = PassRun {
         rows: queries[0].clone(),
-        start: first,
+        start: kept.len(),
     };
-    // Each query sees the cache up to its own position, which also hides the capacity that is not written yet.
+    // Each query sees the cache up to a position, which also hides the capacity that is not written yet.
     let keys = |positions| AttentionKeys::Causal {
         cache,
         positions,
         own: Some(own.clone()),
     };
-    let places = (first..first + count).collect();
-    let wanted_places = wanted.iter().map(|row| first + row).collect();
-    ranges.add(&queries, [keys(places), keys(wanted_places)]);
+    let of_wanted = wanted.iter().map(|&row| last_seen[row]).collect();
+    ranges.add(&queries, [keys(last_seen.to_vec()), keys(of_wanted)]);
     CachedRows {
         cache: kept,
         runs: vec![own],
@@ -308,33 +325,60 @@ struct CanvasRows<'a> {
     positions: &'a [usize],
     /// Positions of the check rows.
     checks: &'a [usize],
+    /// Positions of a block of block diffusion; `None`: each row sees all.
+    block_length: Option<usize>,
 }
 
 impl<'a> CanvasRows<'a> {
-    fn new(start: usize, positions: &'a [usize], checks: usize) -> Self {
+    fn new(
+        start: usize,
+        positions: &'a [usize],
+        checks: usize,
+        block_length: Option<usize>,
+    ) -> Self {
         let (positions, checks) = positions.split_at(positions.len() - checks);
         Self {
             start,
             positions,
             checks,
+            block_length,
         }
     }
 
-    /// Ranges for `queries`, which are these of the rows: one for the rows that see the same, which come first, and one
-    /// for each check.
+    /// Ranges for `queries`, which are these of the rows: one for rows that see the same, which come first, and one for
+    /// each check.
     fn ranges(&self, queries: Range<usize>, rows: &[usize]) -> Vec<AttentionRange> {
         let segment = |from: usize, to: usize| KeySegment {
             start: self.start + from,
             len: to - from,
         };
         let all = self.positions.len();
-        let alike = rows.partition_point(|&row| row < all);
-        let mut ranges = vec![AttentionRange {
-            queries: queries.start..queries.start + alike,
-            // Without the check rows: they hold masks at positions whose tokens are among these rows.
-            keys: AttentionKeys::Pass(vec![segment(0, all)]),
-        }];
-        for (query, &row) in queries.zip(rows).skip(alike) {
+        let plain = rows.partition_point(|&row| row < all);
+        let block = |row: &usize| {
+            self.block_length
+                .map_or(0, |length| self.positions[*row] / length)
+        };
+        let mut query = queries.start;
+        let alike = rows[..plain].chunk_by(|a, b| block(a) == block(b));
+        let mut ranges: Vec<_> = alike
+            .map(|alike| {
+                let queries = query..query + alike.len();
+                query = queries.end;
+                // Without the check rows: they hold masks at positions whose tokens are among these rows.
+                let seen = match self.block_length {
+                    Some(length) => {
+                        let end = (block(&alike[0]) + 1) * length;
+                        self.positions.partition_point(|&position| position < end)
+                    }
+                    None => all,
+                };
+                AttentionRange {
+                    queries,
+                    keys: AttentionKeys::Pass(vec![segment(0, seen)]),
+                }
+            })
+            .collect();
+        for (query, &row) in queries.zip(rows).skip(plain) {
             // All rows but the one at its own position, and itself: the mask that WINO verifies committed tokens with.
             let own = self.checks[row - all];
             let before = self.positions.partition_point(|&position| position < own);
