@@ -23,7 +23,7 @@ pub(super) fn apply_preset(
     });
     let with_blocks = |bundle: &ResolvedPreset| match has_blocks {
         true => of_blocks(bundle),
-        false => bundle.clone(),
+        false => *bundle,
     };
     let bundle = preset.resolve(|bundle| {
         let mut work = work.clone();
