@@ -9,6 +9,7 @@ mod interleaved;
 mod lanes;
 mod linear;
 mod microkernel;
+mod packed;
 mod quantized;
 mod rows;
 mod rwkv7;

@@ -10,10 +10,13 @@ pub(super) mod avx512;
 mod bf16;
 pub(super) mod pairs;
 mod portable;
+mod row_panels;
 
 #[cfg(target_arch = "x86_64")]
 use sluice_machine::InstructionSet;
 use sluice_machine::Instructions;
+
+pub(super) use self::row_panels::RowPanels;
 
 /// How much of the depth is multiplied at a time: a panel of 32 weight rows takes 32 KiB then, and stays in a core's
 /// nearest cache while rows of `x` go by. An output is the sum of those of such blocks, each of them summed one element
@@ -34,7 +37,7 @@ pub(super) const COLUMNS_MAX: usize = 32;
 /// The kernel of one instruction set.
 pub(super) struct Microkernel {
     /// Rows of `x` that a tile of the output has, at most.
-    rows: usize,
+    pub(super) rows: usize,
     /// Elements from one depth of a packed panel of rows to the next.
     row_lanes: usize,
     /// Weight rows in a panel: columns of a tile.
@@ -116,6 +119,14 @@ pub(super) struct TileOutput {
 }
 
 impl TileOutput {
+    /// Its rows from this one on.
+    pub(super) fn at_row(&self, row: usize) -> Self {
+        Self {
+            start: self.start.wrapping_add(row * self.stride),
+            ..*self
+        }
+    }
+
     /// Its columns from this one on.
     pub(super) fn at_column(&self, column: usize) -> Self {
         Self {
@@ -177,26 +188,19 @@ impl Microkernel {
         all
     }
 
-    /// Rows of `x` that can be packed into so many lanes.
-    pub(super) fn rows_in(&self, lanes: usize) -> usize {
-        lanes / self.row_lanes * self.rows
-    }
-
     /// Elements that so many packed rows of `x` take for each of the depth.
     pub(super) fn packed_lanes(&self, rows: usize) -> usize {
         rows.div_ceil(self.rows) * self.row_lanes
     }
 
-    /// Packs rows of `x`, in panels of about as many rows each.
+    /// Packs rows of `x`, panel after panel.
     ///
     /// # Panics
     /// When `packed` has another length than [`Microkernel::packed_lanes`] says.
     pub(super) fn pack_rows(&self, x: MatrixRows<'_>, packed: &mut [f32]) {
         assert_eq!(packed.len(), self.packed_lanes(x.count) * x.depth);
         let panels = packed.chunks_exact_mut(self.row_lanes * x.depth);
-        // Panels of nearly equal size: with 13 rows, tiles of 7 and 6 are faster than 12 and 1, since each loads the
-        // whole panel of weights.
-        for ((from, count), panel) in self.row_panels(x.count).zip(panels) {
+        for ((from, count), panel) in self.row_panels(x.count).iter().zip(panels) {
             // SAFETY: `of` made sure of the instructions; a panel has lanes for as many rows as tiles have.
             unsafe { (self.transpose)(x.part(from, count), panel, self.row_lanes) };
         }
@@ -211,7 +215,7 @@ impl Microkernel {
         let lanes = self.row_lanes;
         assert_eq!(packed.len(), self.packed_lanes(rows.depth) * rows.count);
         let panels = packed.chunks_exact_mut(lanes * rows.count);
-        for ((from, _), panel) in self.row_panels(rows.depth).zip(panels) {
+        for ((from, _), panel) in self.row_panels(rows.depth).iter().zip(panels) {
             // A panel has fewer own rows than lanes: the lanes beyond them hold a copy of the next panel's, or nothing,
             // and are not read.
             match lanes {
@@ -277,42 +281,29 @@ impl Microkernel {
         unsafe { (self.transpose)(rows, out, lanes) };
     }
 
-    /// Multiplies all packed rows of `x`, from element `from` of `depth` on, by a panel of weights.
+    /// Multiplies packed panels of `x` by a panel of weights. The output begins at the first of these rows.
     ///
     /// # Safety
     /// The output's columns of all rows are nobody else's.
     pub(super) unsafe fn gemm_panel(
         &self,
-        rows: usize,
+        rows: &RowPanels,
         packed: &[f32],
-        depth: usize,
-        from: usize,
         panel: &[f32],
         out: TileOutput,
     ) {
         assert!(out.columns <= self.columns && panel.len().is_multiple_of(self.columns));
         let len = panel.len() / self.columns * self.row_lanes;
-        let panels = packed.chunks_exact(self.row_lanes * depth);
         // The panel of weights (32 KiB) stays in L1 while the panels of `x` go past it.
-        for ((first, count), x) in self.row_panels(rows).zip(panels) {
-            let x = &x[from * self.row_lanes..][..len];
-            let out = TileOutput {
-                start: out.start.wrapping_add(first * out.stride),
-                ..out
-            };
+        for ((first, count), x) in rows.iter().zip(packed.chunks_exact(len)) {
             // SAFETY: `of` made sure of the instructions; the caller vouches for the output, of whose rows these are some.
-            unsafe { (self.tile)(count, x, panel, out) };
+            unsafe { (self.tile)(count, x, panel, out.at_row(first)) };
         }
     }
 
-    /// The first row and the number of rows of each panel of `x`.
-    fn row_panels(&self, rows: usize) -> impl Iterator<Item = (usize, usize)> {
-        let panels = rows.div_ceil(self.rows);
-        (0..panels).map(move |panel| {
-            // The same division wherever panels are packed or read, so that neither has to store where they begin.
-            let from = panel * rows / panels;
-            (from, (panel + 1) * rows / panels - from)
-        })
+    /// The panels of so many rows of `x`.
+    pub(super) fn row_panels(&self, rows: usize) -> RowPanels {
+        RowPanels::new(0..rows, self.rows)
     }
 }
 
@@ -365,7 +356,7 @@ mod tests {
                 kernel.pack_columns(MatrixRows::new(&values, stride, count, depth), &mut found);
                 let panels = (expected.chunks_exact(kernel.row_lanes * count))
                     .zip(found.chunks_exact(kernel.row_lanes * count));
-                for ((_, rows), (expected, found)) in kernel.row_panels(depth).zip(panels) {
+                for ((_, rows), (expected, found)) in kernel.row_panels(depth).iter().zip(panels) {
                     let lanes = expected.chunks_exact(kernel.row_lanes);
                     for (expected, found) in lanes.zip(found.chunks_exact(kernel.row_lanes)) {
                         assert_eq!(expected[..rows], found[..rows]);
@@ -397,8 +388,9 @@ mod tests {
                             columns,
                             adds,
                         };
+                        let panels = kernel.row_panels(rows);
                         // SAFETY: the output has all rows and columns, and nobody else has it.
-                        unsafe { kernel.gemm_panel(rows, &packed, depth, 0, &panel, target) };
+                        unsafe { kernel.gemm_panel(&panels, &packed, &panel, target) };
                         for (index, found) in out.into_iter().enumerate() {
                             let (row, column) = (index / STRIDE, index % STRIDE);
                             let expected = match column < columns {
@@ -433,7 +425,7 @@ mod tests {
                         adds,
                     };
                     // SAFETY: the output has all rows, and nobody else has it.
-                    unsafe { kernel.gemm_panel(rows, &packed, 1, 0, &panel, target) };
+                    unsafe { kernel.gemm_panel(&kernel.row_panels(rows), &packed, &panel, target) };
                     assert!(out.iter().all(|&value| value == 7.0));
                 }
             }

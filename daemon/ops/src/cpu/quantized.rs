@@ -19,6 +19,7 @@ use sluice_weights::{PIECE, Weight, WeightData};
 use super::{
     interleaved::{FEW_ROWS, Interleaved, PanelLanes, RoundedRows, rows_of_panel},
     microkernel::{self, COLUMNS_MAX, MatrixRows, Microkernel, QUANTS_DEPTH as DEPTH, TileOutput},
+    packed::{LINE, PackedRows},
 };
 
 /// Elements of a row of `x` that share a scale.
@@ -26,17 +27,12 @@ const BLOCK: usize = 32;
 /// Bytes in a word: those that one lane multiplies and adds together.
 const BYTES: usize = 4;
 /// Most rows of `x` that a tile of the output has.
-const ROWS: usize = 6;
+pub(super) const ROWS: usize = 6;
 
-/// Words of packed rows that the scratch holds at a time.
-const PACKED_LEN: usize = 1 << 18;
 /// Words of a panel's bytes, and below of its scales and minima for the smallest groups.
 const PANEL_LEN: usize = COLUMNS_MAX * DEPTH / BYTES;
 const SCALES_LEN: usize = 2 * COLUMNS_MAX * DEPTH / GROUP_MIN;
 const GROUP_MIN: usize = 16;
-/// Words of the rows of a panel after rounding, in the order of `x`.
-const ROUNDED_LEN: usize = ROWS * DEPTH / BYTES;
-const LINE: usize = 16;
 
 /// The kernel of one instruction set.
 struct ByteKernel {
@@ -139,124 +135,36 @@ impl QuantizedGemm {
         })
     }
 
-    /// Multiplies rows of `x`, which are contiguous, by those rows of weights that `tiles` returns, one tile after another.
-    /// What is packed of `x` is packed once for all of them.
+    /// How it takes rows of `x`.
+    pub(super) fn rounded_panels(&self) -> RoundedPanels {
+        RoundedPanels {
+            kernel: self.kernel,
+            groups: self.groups,
+        }
+    }
+
+    /// Multiplies packed rows by some rows of weights. The output begins at the first of these rows, and with the weight's
+    /// first one.
     ///
     /// # Safety
-    /// The output's columns of these tiles, of all rows, are nobody else's.
+    /// The output's columns of these rows are nobody else's.
     pub(super) unsafe fn gemm(
         &self,
-        x: &[f32],
-        weight: &Weight<'_>,
-        out: TileOutput,
-        tiles: &mut dyn FnMut() -> Option<Range<usize>>,
-        scratch: &mut [f32],
-    ) {
-        let width = weight.width;
-        // The tiles that this thread has taken, and whether there may be more.
-        let (first, mut has_more) = match (self.interleaved, x.len() / width) {
-            (Some(kernels), 1..=FEW_ROWS) if weight.side_by_side(0).is_some() => {
-                // SAFETY: as the caller says.
-                let rest = unsafe { self.gemm_few(kernels, x, weight, out, tiles, scratch) };
-                (rest, false)
-            }
-            _ => (tiles(), true),
-        };
-        let mut taken: Vec<_> = first.into_iter().collect();
-        if taken.is_empty() {
-            return;
-        }
-        // As in `linear`: vectors that straddle cache lines take twice as long to load.
-        let line = scratch.as_ptr().align_offset(LINE * size_of::<f32>());
-        let (packed, scratch) = scratch[line..].split_at_mut(PACKED_LEN + LINE);
-        let mut buffers = Buffers::new(scratch);
-        let rows_max = PACKED_LEN / self.packed_words(DEPTH) * ROWS;
-        let count = x.len() / width;
-        for first in (0..count).step_by(rows_max) {
-            let rows = RowPanels {
-                first,
-                count: rows_max.min(count - first),
-            };
-            // As many blocks of the depth as fit: each row of weights is then read in a long stretch.
-            let blocks = (PACKED_LEN / (rows.panels() * self.packed_words(DEPTH))).max(1);
-            for from in (0..width).step_by(blocks * DEPTH) {
-                let span = from..width.min(from + blocks * DEPTH);
-                self.pack(x, width, &rows, &span, buffers.rounded, packed);
-                let mut index = 0;
-                loop {
-                    if index == taken.len() {
-                        match has_more.then(&mut *tiles).flatten() {
-                            Some(tile) => taken.push(tile),
-                            None => break,
-                        }
-                    }
-                    let tile = taken[index].clone();
-                    // SAFETY: as the caller says.
-                    unsafe {
-                        self.multiply(weight, tile, &rows, &span, packed, out, &mut buffers);
-                    }
-                    index += 1;
-                }
-                // What follows is added to what this thread has begun, or goes to other rows of it.
-                has_more = false;
-            }
-        }
-    }
-
-    /// Words of a packed panel of rows: two values for each group, then bytes.
-    fn packed_words(&self, depth: usize) -> usize {
-        self.kernel.lanes * (2 * depth / self.groups.len + depth / BYTES)
-    }
-
-    /// Packs a part of the depth of some rows: block after block, panel after panel, the order in which they are multiplied.
-    fn pack(
-        &self,
-        x: &[f32],
-        width: usize,
-        rows: &RowPanels,
-        span: &Range<usize>,
-        rounded: &mut [f32],
-        packed: &mut [f32],
-    ) {
-        let mut rest = packed;
-        for from in span.clone().step_by(DEPTH) {
-            let depth = DEPTH.min(span.end - from);
-            let words = self.packed_words(depth);
-            for (row, count) in rows.places() {
-                let x = MatrixRows::new(&x[row * width + from..], width, count, depth);
-                self.pack_panel(x, rounded, &mut rest[..words + LINE]);
-                rest = &mut rest[words..];
-            }
-        }
-    }
-
-    /// Multiplies packed rows by the weight rows of a tile.
-    ///
-    /// # Safety
-    /// As [`QuantizedGemm::gemm`].
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "both operands, and what they go through"
-    )]
-    unsafe fn multiply(
-        &self,
+        x: &PackedRows<'_>,
         weight: &Weight<'_>,
         tile: Range<usize>,
-        rows: &RowPanels,
-        span: &Range<usize>,
-        packed: &[f32],
         out: TileOutput,
-        buffers: &mut Buffers<'_>,
+        scratch: &mut [f32],
     ) {
+        let buffers = &mut Buffers::new(scratch);
         let tile_columns = self.kernel.columns;
         let kernels = (self.kernel.tiles)(self.groups);
         // Weights outside, rows inside: a panel's bytes are unpacked once and stay in L1 while all packed rows go past.
         for column in tile.clone().step_by(tile_columns) {
             let columns = tile_columns.min(tile.end - column);
             let weight = weight.rows(column, column + columns);
-            let mut rest = packed;
-            for from in span.clone().step_by(DEPTH) {
-                let depth = DEPTH.min(span.end - from);
+            for block in x.blocks() {
+                let (from, depth) = (block.part.start, block.part.len());
                 let groups = depth / self.groups.len;
                 let source = Source {
                     weight: &weight,
@@ -266,21 +174,25 @@ impl QuantizedGemm {
                 self.pack_weights(&source, buffers);
                 let panel = &buffers.panel[..tile_columns * depth / BYTES];
                 let scales = &buffers.scales[..2 * tile_columns * groups];
-                for (row, count) in rows.places() {
-                    let (x, after) = rest.split_at(self.packed_words(depth));
-                    rest = after;
-                    let out = TileOutput {
-                        start: out.start.wrapping_add(row * out.stride + column),
-                        columns,
-                        adds: out.adds || from > 0,
-                        ..out
-                    };
+                let out = TileOutput {
+                    columns,
+                    adds: out.adds || from > 0,
+                    ..out.at_column(column)
+                };
+                for ((row, count), x) in block.each_panel() {
                     let (numbers, x) = x.split_at(2 * self.kernel.lanes * groups);
+                    let x = &x[..self.kernel.lanes * depth / BYTES];
                     // SAFETY: `of` made sure of the instructions; these are some of the caller's rows and columns.
-                    unsafe { kernels[count - 1](x, numbers, panel, scales, out) };
+                    unsafe { kernels[count - 1](x, numbers, panel, scales, out.at_row(row)) };
                 }
             }
         }
+    }
+
+    /// What [`QuantizedGemm::gemm_few`] multiplies so many rows by this weight with, if it can.
+    pub(super) fn few(&self, rows: usize, weight: &Weight<'_>) -> Option<&'static Interleaved> {
+        let is_beside = weight.side_by_side(0).is_some();
+        (self.interleaved).filter(|_| (1..=FEW_ROWS).contains(&rows) && is_beside)
     }
 
     /// [`QuantizedGemm::gemm`] for few rows and weights whose rows lie beside each other; returns the weight rows at the end
@@ -288,7 +200,7 @@ impl QuantizedGemm {
     ///
     /// # Safety
     /// As [`QuantizedGemm::gemm`].
-    unsafe fn gemm_few(
+    pub(super) unsafe fn gemm_few(
         &self,
         kernels: &Interleaved,
         x: &[f32],
@@ -324,24 +236,6 @@ impl QuantizedGemm {
         }
     }
 
-    /// Rounds rows of `x` and packs them. What stands behind them may be overwritten.
-    fn pack_panel(&self, x: MatrixRows<'_>, rounded: &mut [f32], target: &mut [f32]) {
-        let (rows, depth, lanes) = (x.count(), x.depth(), self.kernel.lanes);
-        let (numbers, bytes) = target.split_at_mut(2 * lanes * depth / self.groups.len);
-        let words = depth / BYTES;
-        for row in 0..rows {
-            let rounded = bytemuck::cast_slice_mut(&mut rounded[row * words..][..words]);
-            // SAFETY: `of` made sure of the instructions.
-            unsafe {
-                (self.kernel.round)(x.row(row), rounded, numbers, row, lanes, self.groups.len);
-            }
-        }
-        let rounded = MatrixRows::new(rounded, words, rows, words);
-        // Words of four bytes are transposed as if they were `f32`, which only moves bits: the lanes of a vector are
-        // then the rows.
-        self.kernel.words.transpose(rounded, bytes, lanes, 0);
-    }
-
     /// Unpacks the weights' bytes and packs them with their scales and minima.
     fn pack_weights(&self, source: &Source<'_>, buffers: &mut Buffers<'_>) {
         let Buffers {
@@ -349,7 +243,6 @@ impl QuantizedGemm {
             scales,
             loose,
             loose_scales,
-            ..
         } = buffers;
         let columns = self.kernel.columns;
         let panel = &mut panel[..columns * source.depth / BYTES];
@@ -425,24 +318,40 @@ impl QuantizedGemm {
     }
 }
 
-/// Rows of `x` that are packed together.
-struct RowPanels {
-    first: usize,
-    count: usize,
+/// Panels of rows of `x` for one kernel: two values for each group, then bytes.
+#[derive(Clone, Copy)]
+pub(super) struct RoundedPanels {
+    kernel: &'static ByteKernel,
+    groups: QuantGroups,
 }
 
-impl RowPanels {
-    fn panels(&self) -> usize {
-        self.count.div_ceil(ROWS)
+impl RoundedPanels {
+    /// Elements that a scale of weights is for; all else is the same for all formats.
+    pub(super) fn group(&self) -> usize {
+        self.groups.len
     }
 
-    /// The first row and the number of rows of each panel: of nearly equal size, as in the `f32` kernel.
-    fn places(&self) -> impl Iterator<Item = (usize, usize)> {
-        let (first, count, panels) = (self.first, self.count, self.panels());
-        (0..panels).map(move |panel| {
-            let from = panel * count / panels;
-            (first + from, (panel + 1) * count / panels - from)
-        })
+    /// Words of so much of the depth of a panel, and some behind them that are overwritten while it is packed.
+    pub(super) fn words(&self, depth: usize) -> usize {
+        self.kernel.lanes * (2 * depth / self.groups.len + depth / BYTES) + LINE
+    }
+
+    /// Rounds rows of `x` and packs them.
+    pub(super) fn pack(&self, x: MatrixRows<'_>, loose: &mut [f32], packed: &mut [f32]) {
+        let (rows, depth, lanes) = (x.count(), x.depth(), self.kernel.lanes);
+        let (numbers, bytes) = packed.split_at_mut(2 * lanes * depth / self.groups.len);
+        let words = depth / BYTES;
+        for row in 0..rows {
+            let rounded = bytemuck::cast_slice_mut(&mut loose[row * words..][..words]);
+            // SAFETY: `of` made sure of the instructions.
+            unsafe {
+                (self.kernel.round)(x.row(row), rounded, numbers, row, lanes, self.groups.len);
+            }
+        }
+        let rounded = MatrixRows::new(loose, words, rows, words);
+        // Words of four bytes are transposed as if they were `f32`, which only moves bits: the lanes of a vector are
+        // then the rows.
+        self.kernel.words.transpose(rounded, bytes, lanes, 0);
     }
 }
 
@@ -454,22 +363,20 @@ struct Buffers<'a> {
     /// The same row after row.
     loose: &'a mut [f32],
     loose_scales: &'a mut [f32],
-    /// Rows of `x` after rounding, in their own order.
-    rounded: &'a mut [f32],
 }
 
 impl<'a> Buffers<'a> {
     fn new(scratch: &'a mut [f32]) -> Self {
+        let line = scratch.as_ptr().align_offset(LINE * size_of::<f32>());
+        let scratch = &mut scratch[line..];
         let (panel, scratch) = scratch.split_at_mut(PANEL_LEN);
         let (scales, scratch) = scratch.split_at_mut(SCALES_LEN);
         let (loose, scratch) = scratch.split_at_mut(PANEL_LEN);
-        let (loose_scales, scratch) = scratch.split_at_mut(SCALES_LEN);
         Self {
             panel,
             scales,
             loose,
-            loose_scales,
-            rounded: &mut scratch[..ROUNDED_LEN],
+            loose_scales: &mut scratch[..SCALES_LEN],
         }
     }
 }

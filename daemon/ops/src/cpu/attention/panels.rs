@@ -82,6 +82,7 @@ pub(super) fn attend(
             MatrixRows::new(rows_of_values, stride, count, dim),
             packed_values,
         );
+        let [panels_of_keys, panels_of_values] = [count, dim].map(|rows| kernel.row_panels(rows));
         let scores = &mut scores[..count * columns];
         for (panel, queries) in queries.chunks_exact(columns * dim).enumerate() {
             let to = |start: &mut [f32], adds| TileOutput {
@@ -100,7 +101,7 @@ pub(super) fn attend(
                 continue;
             }
             // SAFETY: a row of scores for each of the keys, and nobody else's.
-            unsafe { kernel.gemm_panel(count, packed_keys, dim, 0, queries, to(scores, false)) };
+            unsafe { kernel.gemm_panel(&panels_of_keys, packed_keys, queries, to(scores, false)) };
             // −∞ becomes the least normal number in `exp_lanes`, not zero: beside a sum of at least 1 that rounds to
             // nothing, and a query that sees no key of its first tiles forgets their sums once it sees one.
             if task.seen.is_some() {
@@ -128,7 +129,7 @@ pub(super) fn attend(
                 }
             }
             // SAFETY: a row for each element of a head, and nobody else's.
-            unsafe { kernel.gemm_panel(dim, packed_values, count, 0, scores, to(out, true)) };
+            unsafe { kernel.gemm_panel(&panels_of_values, packed_values, scores, to(out, true)) };
         }
         before += count;
     }

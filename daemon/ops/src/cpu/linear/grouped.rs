@@ -16,14 +16,13 @@ impl CpuBackend {
         groups: impl Iterator<Item = (Range<usize>, &'a Weight<'a>)>,
         out: &mut [f32],
     ) {
-        let all = out.len();
         let mut groups = groups.peekable();
         let Some((_, first)) = groups.peek() else {
             return;
         };
         let out = Product::new(first, out, false).columns(x);
         let jobs: Vec<_> = groups
-            .map(|(rows, weight)| self.job(rows, weight, out, all))
+            .map(|(rows, weight)| self.job(rows, weight, out))
             .collect();
         self.work(x, &jobs);
     }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use sluice_formats::{DType, Format, interleaved::ROWS};
 use sluice_weights::{PIECE, Weight};
 
-use super::Tile;
+use super::{PackedBlock, Tile};
 use crate::{
     cpu::{
         interleaved::Interleaved,
@@ -20,7 +20,7 @@ use crate::{
 
 /// What rows of `x` and weights are multiplied as.
 #[derive(Clone, Copy)]
-pub(super) enum Factors {
+pub(in crate::cpu) enum Factors {
     /// `f32`.
     Unrounded,
     /// bf16, which `f32` kernels multiply.
@@ -57,21 +57,15 @@ with_vectors! {
 }
 
 impl Tile<'_> {
-    /// Packs rows of `x` in pairs.
-    pub(super) fn pack_row_pairs(&mut self, kernel: &PairKernel, x: MatrixRows<'_>) {
-        let len = self.kernel.packed_lanes(x.count()) * pairs(x.depth());
-        let packed = &mut self.packed[..len];
-        (self.kernel).pack_row_pairs(kernel, x, packed, self.dequantized);
-    }
-
-    /// Multiplies what is packed by a part of the depth of a panel of weights.
+    /// Multiplies packed rows by a panel of weights.
     pub(super) fn gemm_pairs(
         &mut self,
         kernel: &PairKernel,
         weight: &Weight<'_>,
         column: usize,
-        part: &Range<usize>,
+        x: &PackedBlock<'_>,
     ) {
+        let part = &x.part;
         // Taken out, since methods below borrow all of `self`.
         let panel = std::mem::take(&mut self.panel);
         let (first, second) = panel.split_at_mut(ROWS * pairs(DEPTH));
@@ -82,7 +76,7 @@ impl Tile<'_> {
             // Multiplied, and not stored.
             false => low,
         };
-        self.multiply_pairs(kernel, part, column, weight.rows, [low, high]);
+        self.multiply_pairs(kernel, x, column, weight.rows, [low, high]);
         self.panel = panel;
     }
 
@@ -94,9 +88,9 @@ impl Tile<'_> {
         output: usize,
         column: usize,
         count: usize,
-        part: &Range<usize>,
+        x: &PackedBlock<'_>,
     ) {
-        let words = ROWS * pairs(part.len());
+        let words = ROWS * pairs(x.part.len());
         // Taken out, since the method below borrows all of `self`.
         let panel = std::mem::take(&mut self.panel);
         let (low, high) = panel[..2 * words].split_at_mut(words);
@@ -107,7 +101,7 @@ impl Tile<'_> {
                 (kernel.pair_inputs)(inputs, output + ROWS, high);
             }
         }
-        self.multiply_pairs(kernel, part, column, count, [as_lanes(low), as_lanes(high)]);
+        self.multiply_pairs(kernel, x, column, count, [as_lanes(low), as_lanes(high)]);
         self.panel = panel;
     }
 
@@ -167,23 +161,19 @@ impl Tile<'_> {
         self.kernel.transpose(rows, panel, ROWS, 0);
     }
 
-    /// Multiplies what is packed by the pairs of a part of the depth, into `count` of the tile's columns from `column` on.
+    /// Multiplies packed rows by pairs of weights, into `count` of the tile's columns from `column` on.
     fn multiply_pairs(
         &self,
         kernel: &PairKernel,
-        part: &Range<usize>,
+        x: &PackedBlock<'_>,
         column: usize,
         count: usize,
         weights: [&[PairLanes]; 2],
     ) {
-        let (rows, span) = self.packs.as_ref().expect("rows are packed first");
-        let mut out = self.out.part(rows, column, count);
-        out.adds |= part.start > 0;
-        let words = pairs(span.len());
-        let packed = &self.packed[..self.kernel.packed_lanes(rows.len()) * words];
-        let from = pairs(part.start - span.start);
+        let mut out = self.out.part(&x.panels.rows(), column, count);
+        out.adds |= x.part.start > 0;
         // SAFETY: `PairKernel::of` made sure of the instructions; rows and columns are of this tile alone.
-        unsafe { (kernel.gemm_panel)(rows.len(), packed, words, from, weights, out) };
+        unsafe { (kernel.gemm_panel)(x.panels, x.words, weights, out) };
     }
 }
 

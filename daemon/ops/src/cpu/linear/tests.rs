@@ -14,14 +14,22 @@ use sluice_checkpoint::{
         CompressOptions, CompressionMethod, Container, Lossless, Scheme, TrellisTarget, compress,
     },
 };
-use sluice_codec::{ColumnsEncoder, container::Chunk};
+use sluice_codec::{
+    ColumnsEncoder,
+    container::{CHUNK_ROWS, Chunk},
+};
 
 use sluice_formats::{DType, Format, noise::Noise};
 use sluice_machine::{InstructionSet, Instructions};
 use sluice_weights::{CompressedRows, CompressedTensor};
 
-use super::*;
-use crate::{Ops, ROUNDED_ROWS_ERROR, device::Device, ledger::Ledger};
+use super::{grid::ROWS_MIN, *};
+use crate::{
+    CommonMemory, Ops, ROUNDED_ROWS_ERROR,
+    cpu::{microkernel::RowPanels, packed::PACKED_LEN},
+    device::Device,
+    ledger::{Ledger, SharedBudget},
+};
 
 /// Rows that are more than a few.
 const MANY: usize = 128;
@@ -144,6 +152,33 @@ fn matmuls_in_one_go_equal_each_by_itself_whatever_the_threads() {
             before = Some(all);
         }
     }
+}
+
+/// Matmuls with the same scratch that meet on the same threads: none reads what another has packed.
+#[test]
+fn matmuls_that_meet_are_each_by_itself() {
+    const WIDTH: usize = 256;
+    let device = Device::cpu(2).unwrap();
+    let common = CommonMemory::new(&device, &SharedBudget::new(u64::MAX, 0)).unwrap();
+    let words = stored(64 * WIDTH, Format::Q8_0);
+    let product = |seed: u64| {
+        let ops = Ops::beside(device.clone(), Ledger::default(), &common).unwrap();
+        let x = ops
+            .matrix(MANY, WIDTH, &numbers(MANY * WIDTH, seed), DType::F32)
+            .unwrap();
+        let weight = weight(&words, 64, WIDTH, Format::Q8_0);
+        let multiply = || ops.linear(&x, &weight).unwrap().values().to_vec();
+        let first = multiply();
+        assert!((0..300).all(|_| multiply() == first));
+        first
+    };
+    let alone = [1, 2, 3].map(product);
+    let together = std::thread::scope(|scope| {
+        let product = &product;
+        let threads = [1, 2, 3].map(|seed| scope.spawn(move || product(seed)));
+        threads.map(|thread| thread.join().unwrap())
+    });
+    assert!(alone == together);
 }
 
 /// `x · weight` against a plain sum in `f64`.
@@ -515,11 +550,17 @@ fn tiles_of_columns_are_whole_chunks() {
     for (first, last) in [(0, 1100), (10, 1000), (255, 256), (256, 512)] {
         let weight = all.rows(first, last);
         let kernel = Microkernel::of(Instructions::best());
-        let grid = Grid::new(0..5, &weight, 5 * weight.rows, 2, kernel);
+        let grid = Grid::new(
+            &RowPanels::new(0..5, 5),
+            &weight,
+            5 * weight.rows,
+            2,
+            kernel,
+        );
         let mut end = 0;
         for number in 0..grid.len() {
             let (rows, columns) = grid.tile(number);
-            assert!(rows == (0..5) && columns.start == end && !columns.is_empty());
+            assert!(rows.rows() == (0..5) && columns.start == end && !columns.is_empty());
             assert!(end == 0 || (first + end).is_multiple_of(CHUNK_ROWS));
             end = columns.end;
         }

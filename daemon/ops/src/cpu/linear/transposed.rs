@@ -3,12 +3,13 @@
 use rayon::prelude::*;
 use sluice_weights::{Weight, WeightData};
 
-use super::{Columns, DEQUANTIZED_LEN, Factors, TILES, Tile};
+use super::{Columns, DEQUANTIZED_LEN, Factors, Tile, grid::TILES};
 use crate::{
     Activation,
     cpu::{
         CpuBackend,
         microkernel::{DEPTH, MatrixRows, Microkernel},
+        packed::{PackedRows, Packing},
     },
 };
 
@@ -38,16 +39,27 @@ impl CpuBackend {
         };
         let instructions = self.instructions();
         let step = tile_columns(weight, self.device.threads(), Microkernel::of(instructions));
-        self.run(|| {
+        // Fewer rows of the widest compressed weights, since those have room as a whole.
+        let depth = DEPTH.min(DEQUANTIZED_LEN / step);
+        let packing = Packing::elements(instructions, Factors::Unrounded).with_depth(depth);
+        let multiply = |x: &PackedRows<'_>| {
             let tiles = (0..weight.width).into_par_iter().step_by(step);
             tiles.for_each(|from| {
                 let columns = from..weight.width.min(from + step);
                 // SAFETY: tiles have columns of their own.
-                let own = unsafe { out.tile(0..x.len(), columns.clone()) };
+                let own = unsafe { out.tile(x.panels.rows(), columns.clone()) };
                 self.scratch.with(|scratch| {
-                    let mut tile = Tile::new(instructions, Factors::Unrounded, x, own, scratch);
-                    tile.gemm_transposed(weight, columns.start);
+                    let mut tile = Tile::new(instructions, Factors::Unrounded, own, scratch);
+                    tile.gemm_transposed(weight, columns.start, x);
                 });
+            });
+        };
+        self.run(|| {
+            self.scratch.with_packed(|buffer| {
+                for piece in packing.pieces(0..x.len(), weight.rows, buffer.len()) {
+                    let packed = self.pack(x, [&piece].into_iter(), buffer);
+                    packed.iter().for_each(multiply);
+                }
             });
         });
     }
@@ -65,35 +77,31 @@ fn tile_columns(weight: &Weight<'_>, threads: usize, kernel: &Microkernel) -> us
 }
 
 impl Tile<'_> {
-    /// Multiplies all rows by the tile's columns of these weights, the first of which is `first`.
-    fn gemm_transposed(&mut self, weight: &Weight<'_>, first: usize) {
+    /// Multiplies packed rows by the tile's columns of these weights, the first of which is `first`.
+    fn gemm_transposed(&mut self, weight: &Weight<'_>, first: usize, x: &PackedRows<'_>) {
         let width = self.out.columns.len();
         // Taken out, since methods below borrow all of `self`.
         let values = std::mem::take(&mut self.decompressed);
-        // Fewer rows of the widest compressed weights, since those have room as a whole.
-        let step = DEPTH.min(values.len() / width);
-        self.each_span(weight.rows, |tile, span| {
-            for from in span.clone().step_by(step) {
-                let depth = step.min(span.end - from);
-                let values = &mut values[..depth * width];
-                let rows = weight.rows(from, from + depth);
-                match rows.data {
-                    WeightData::Compressed(_) => rows.dequantize(values),
-                    _ => {
-                        for (row, out) in values.chunks_exact_mut(width).enumerate() {
-                            rows.dequantize_row(row, first, out);
-                        }
+        for block in x.blocks() {
+            let depth = block.part.len();
+            let values = &mut values[..depth * width];
+            let rows = weight.rows(block.part.start, block.part.end);
+            match rows.data {
+                WeightData::Compressed(_) => rows.dequantize(values),
+                _ => {
+                    for (row, out) in values.chunks_exact_mut(width).enumerate() {
+                        rows.dequantize_row(row, first, out);
                     }
                 }
-                let inputs = MatrixRows::new(values, width, depth, width);
-                for column in (0..width).step_by(tile.kernel.columns) {
-                    let panel = &mut tile.panel[..tile.kernel.columns * depth];
-                    tile.kernel.pack_inputs(inputs, column, panel);
-                    let count = tile.kernel.columns.min(width - column);
-                    tile.multiply_panel(from, depth, column, count);
-                }
             }
-        });
+            let inputs = MatrixRows::new(values, width, depth, width);
+            for column in (0..width).step_by(self.kernel.columns) {
+                let panel = &mut self.panel[..self.kernel.columns * depth];
+                self.kernel.pack_inputs(inputs, column, panel);
+                let count = self.kernel.columns.min(width - column);
+                self.multiply_panel(&block, column, count);
+            }
+        }
         self.decompressed = values;
     }
 }

@@ -8,8 +8,8 @@
 use std::{arch::x86_64::*, mem};
 
 use super::{
-    MatrixRows, TileOutput,
-    avx512::{KERNEL, prefetch_output, vector, write},
+    MatrixRows, RowPanels, TileOutput,
+    avx512::{prefetch_output, vector, write},
     pairs::{PairKernel, PairLanes, pairs},
 };
 
@@ -85,10 +85,8 @@ fn wide(values: &[f32; VECTOR]) -> __m512i {
 }
 
 unsafe fn gemm_panel(
-    rows: usize,
+    rows: &RowPanels,
     packed: &[f32],
-    words: usize,
-    from: usize,
     weights: [&[PairLanes]; 2],
     out: TileOutput,
 ) {
@@ -106,15 +104,11 @@ unsafe fn gemm_panel(
         tile_of::<11>,
         tile_of::<12>,
     ];
-    let panels = packed.chunks_exact(VECTOR * words);
-    for ((first, count), x) in KERNEL.row_panels(rows).zip(panels) {
+    let panels = packed.chunks_exact(VECTOR * weights[0].len());
+    for ((first, count), x) in rows.iter().zip(panels) {
         let (x, _) = x.as_chunks();
-        let out = TileOutput {
-            start: out.start.wrapping_add(first * out.stride),
-            ..out
-        };
         // SAFETY: as the caller says.
-        unsafe { TILES[count - 1](&x[from..from + weights[0].len()], weights, out) };
+        unsafe { TILES[count - 1](x, weights, out.at_row(first)) };
     }
 }
 

@@ -1,6 +1,6 @@
 //! Rows and weights in pairs of bf16: a word is a pair of inputs of one row, so that words are packed as `f32` are.
 
-use super::{DEPTH, MatrixRows, Microkernel, TileOutput};
+use super::{MatrixRows, Microkernel, RowPanels, TileOutput};
 
 /// Words of 16 rows of weights, one of each row.
 pub(in crate::cpu) type PairLanes = [u8; 64];
@@ -29,44 +29,29 @@ type Round = unsafe fn(values: &[f32], words: &mut [f32]);
 /// The CPU has the kernel's instructions.
 type PairInputs = unsafe fn(inputs: MatrixRows<'_>, lane: usize, words: &mut [f32]);
 
-/// Multiplies all packed rows of `x`, from word `from` of `words` on, by the words of 32 rows of weights, of which the last 16
-/// may be none of the output's.
+/// Multiplies packed panels of `x` by the words of 32 rows of weights, of which the last 16 may be none of the output's. The
+/// output begins at the first of these rows.
 ///
 /// # Safety
 /// The CPU has the kernel's instructions. The output's columns of all rows are nobody else's.
-type GemmPanel = unsafe fn(
-    rows: usize,
-    packed: &[f32],
-    words: usize,
-    from: usize,
-    weights: [&[PairLanes]; 2],
-    out: TileOutput,
-);
+type GemmPanel =
+    unsafe fn(rows: &RowPanels, packed: &[f32], weights: [&[PairLanes]; 2], out: TileOutput);
 
-impl Microkernel {
-    /// Packs rows of `x` as [`Microkernel::pack_rows`] does, rounded and in pairs. `loose` has room for a panel's rows in a block
-    /// of the depth.
-    pub(in crate::cpu) fn pack_row_pairs(
+impl PairKernel {
+    /// Packs rows of `x` that make a panel, rounded and in pairs. `loose` has room for them.
+    pub(in crate::cpu) fn pack_rows(
         &self,
-        kernel: &PairKernel,
+        words_kernel: &Microkernel,
         x: MatrixRows<'_>,
         packed: &mut [f32],
         loose: &mut [f32],
     ) {
-        let lanes = self.row_lanes;
-        assert_eq!(packed.len(), self.packed_lanes(x.count) * pairs(x.depth));
-        let panels = packed.chunks_exact_mut(lanes * pairs(x.depth));
-        for ((first, count), panel) in self.row_panels(x.count).zip(panels) {
-            let blocks = panel.chunks_mut(lanes * pairs(DEPTH));
-            for (from, panel) in (0..x.depth).step_by(DEPTH).zip(blocks) {
-                let words = panel.len() / lanes;
-                for (row, out) in loose.chunks_exact_mut(words).take(count).enumerate() {
-                    let row = x.row(first + row);
-                    // SAFETY: `of` made sure of the instructions.
-                    unsafe { (kernel.round)(&row[from..x.depth.min(from + DEPTH)], out) };
-                }
-                self.transpose(MatrixRows::new(loose, words, count, words), panel, lanes, 0);
-            }
+        let words = pairs(x.depth);
+        for (row, out) in loose.chunks_exact_mut(words).take(x.count).enumerate() {
+            // SAFETY: `of` made sure of the instructions.
+            unsafe { (self.round)(x.row(row), out) };
         }
+        let loose = MatrixRows::new(loose, words, x.count, words);
+        words_kernel.transpose(loose, packed, words_kernel.row_lanes, 0);
     }
 }

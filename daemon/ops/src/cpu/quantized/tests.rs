@@ -1,8 +1,15 @@
-use super::*;
-use sluice_formats::noise::Noise;
+use sluice_formats::{DType, noise::Noise};
 
-/// Words that a product of these tests takes of scratch.
-const SCRATCH_LEN: usize = 1 << 20;
+use super::*;
+use crate::{
+    Ops,
+    cpu::{
+        packed::{LOOSE_LEN, PACKED_LEN, Packing},
+        scratch::SCRATCH_LEN,
+    },
+    device::Device,
+    ledger::Ledger,
+};
 
 fn numbers(count: usize, seed: u64) -> Vec<f32> {
     let noise = Noise::new(seed);
@@ -52,7 +59,10 @@ fn check(x: &[f32], bytes: &[u8], width: usize, format: Format) {
         })
         .collect();
     let stride = columns + 3;
-    let mut scratch = vec![0.0; SCRATCH_LEN];
+    let ops = Ops::new(Device::cpu(1).unwrap(), Ledger::default()).unwrap();
+    let x = ops.matrix(rows, width, x, DType::F32).unwrap();
+    let (mut scratch, mut loose) = (vec![0.0; SCRATCH_LEN], [0.0; LOOSE_LEN]);
+    let mut packed = vec![0.0; PACKED_LEN];
     for kernel in ByteKernel::all() {
         for adds in [false, true] {
             let mut out = vec![1.0; rows * stride];
@@ -67,9 +77,13 @@ fn check(x: &[f32], bytes: &[u8], width: usize, format: Format) {
                 groups,
                 interleaved: None,
             };
-            let mut tiles = Some(0..columns);
-            // SAFETY: the output has all rows and columns, and nobody else has it.
-            unsafe { products.gemm(x, &weight, target, &mut || tiles.take(), &mut scratch) };
+            let packing = Packing::bytes(Instructions::best(), products.rounded_panels());
+            for piece in packing.pieces(0..rows, width, PACKED_LEN) {
+                let x = piece.pack(&x, &mut packed, &mut loose);
+                let target = target.at_row(x.panels.rows().start);
+                // SAFETY: the output has all rows and columns, and nobody else has it.
+                unsafe { products.gemm(&x, &weight, 0..columns, target, &mut scratch) };
+            }
             for (index, found) in out.into_iter().enumerate() {
                 let (row, column) = (index / stride, index % stride);
                 if column >= columns {

@@ -114,10 +114,12 @@ fn tiles_of_a_large_group_have_fewer_weight_rows() {
     let kernel = Microkernel::of(Instructions::best());
     let groups = [0..500, 500..501, 501..512];
     let tiles = groups.map(|rows| {
-        let grid = Grid::new(rows.clone(), &weight, 512 * OUTPUTS, THREADS, kernel);
+        let panels = RowPanels::new(rows.clone(), kernel.rows);
+        let grid = Grid::new(&panels, &weight, 512 * OUTPUTS, THREADS, kernel);
         let mut elements = 0;
         for number in 0..grid.len() {
-            let (tile, columns) = grid.tile(number);
+            let (panels, columns) = grid.tile(number);
+            let tile = panels.rows();
             assert!(rows.start <= tile.start && tile.end <= rows.end);
             elements += tile.len() * columns.len();
         }
