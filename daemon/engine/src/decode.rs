@@ -13,7 +13,9 @@ pub mod score;
 mod visible;
 
 pub use self::{
-    denoiser::{Denoiser, DiffusionRequest, Pass, PassRequest, RequestMemory, Vocabulary},
+    denoiser::{
+        Denoiser, DiffusionRequest, FinishedBlocks, Pass, PassRequest, RequestMemory, Vocabulary,
+    },
     reach::{PassReach, most_rows},
     visible::VisibleText,
 };

@@ -39,7 +39,7 @@ impl PublishedShape {
 
 /// Shapes of published models. LLaDA-1B has no published configuration: its context is that of its training, and its
 /// vocabulary is LLaDA-8B's, which agrees with the paper's 1.49 B parameters.
-pub static PUBLISHED_SHAPES: [PublishedShape; 13] = [
+pub static PUBLISHED_SHAPES: [PublishedShape; 16] = [
     PublishedShape {
         name: "llada-8b",
         repository: "GSAI-ML/LLaDA-8B-Instruct",
@@ -149,6 +149,9 @@ pub static PUBLISHED_SHAPES: [PublishedShape; 13] = [
     qwen3("qwen3-1.7b", "Qwen/Qwen3-1.7B", 28, [2048, 6144], 16, true),
     qwen3("qwen3-4b", "Qwen/Qwen3-4B", 36, [2560, 9728], 32, true),
     qwen3("qwen3-8b", "Qwen/Qwen3-8B", 36, [4096, 12288], 32, false),
+    sdar("sdar-1.7b", "JetLM/SDAR-1.7B-Chat", 28, [2048, 6144], 16),
+    sdar("sdar-4b", "JetLM/SDAR-4B-Chat", 36, [2560, 9728], 32),
+    sdar("sdar-8b", "JetLM/SDAR-8B-Chat", 36, [4096, 12288], 32),
     rwkv7("rwkv7-0.1b", 12, 768, [64, 64, 32, 128]),
     rwkv7("rwkv7-0.4b", 24, 1024, [64, 64, 32, 128]),
     rwkv7("rwkv7-1.5b", 24, 2048, [96, 96, 64, 256]),
@@ -184,6 +187,25 @@ const fn qwen3(
             qk_norms: true,
             layer_kind: LayerKind::Attention,
         },
+    }
+}
+
+/// A published SDAR: Qwen3's layers with an LM head of their own.
+const fn sdar(
+    name: &'static str,
+    repository: &'static str,
+    layers: usize,
+    sizes: [usize; 2],
+    attention_heads: usize,
+) -> PublishedShape {
+    let like = qwen3(name, repository, layers, sizes, attention_heads, false);
+    PublishedShape {
+        family: Family::Sdar,
+        shape: Shape {
+            causal: false,
+            ..like.shape
+        },
+        ..like
     }
 }
 
@@ -241,6 +263,8 @@ mod tests {
             ("qwen3-1.7b", 1_720_574_976),
             ("qwen3-4b", 4_022_468_096),
             ("qwen3-8b", 8_190_735_360),
+            // 8,822,848,512 bytes in bf16.
+            ("sdar-4b", 4_411_424_256),
             ("rwkv7-0.1b", 191_034_624),
             ("rwkv7-0.4b", 450_767_872),
             ("rwkv7-1.5b", 1_527_404_544),

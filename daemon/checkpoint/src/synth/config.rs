@@ -52,6 +52,7 @@ pub(super) fn config(shape: &Shape, element: SynthDType) -> Value {
             hugging_face(shape, "LlamaForCausalLM", "llama")
         }
         (TensorNaming::HuggingFace, true, true) => hugging_face(shape, "Qwen2ForCausalLM", "qwen2"),
+        (TensorNaming::HuggingFace, false, _) if shape.qk_norms => sdar(shape),
         (TensorNaming::HuggingFace, false, _) => dream(shape),
         (TensorNaming::LatentThought, ..) => latent_thought(shape),
     };
@@ -127,7 +128,15 @@ fn rwkv7(shape: &Shape, ranks: &Rwkv7Ranks) -> Value {
 }
 
 fn dream(shape: &Shape) -> Value {
-    let mut config = hugging_face(shape, "DreamModel", "Dream");
+    masked(hugging_face(shape, "DreamModel", "Dream"), shape)
+}
+
+fn sdar(shape: &Shape) -> Value {
+    masked(hugging_face(shape, "SDARForCausalLM", "sdar"), shape)
+}
+
+/// The configuration with the last id for the mask.
+fn masked(mut config: Value, shape: &Shape) -> Value {
     config["mask_token_id"] = shape.padded_vocab_size.saturating_sub(1).into();
     config
 }

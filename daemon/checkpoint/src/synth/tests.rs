@@ -175,6 +175,7 @@ fn other_families_have_their_tensors_and_biases() {
         (true, true, false, true, "qwen2"),
         (true, false, true, true, "qwen3"),
         (false, true, false, false, "Dream"),
+        (false, false, true, false, "sdar"),
     ] {
         let mut synthesis = tiny();
         synthesis.shape = Shape {

@@ -108,6 +108,15 @@ pub struct PassRequest<'a> {
     pub memory: Option<&'a mut RequestMemory>,
 }
 
+/// The finished blocks of a request of block diffusion, whose keys and values don't change any more.
+#[derive(Debug, Clone, Copy)]
+pub struct FinishedBlocks<'a> {
+    /// Their tokens, from the first of the prompt on.
+    pub tokens: &'a [u32],
+    /// Positions of a block.
+    pub block_length: usize,
+}
+
 /// A masked diffusion request, which is run a pass at a time.
 pub trait DiffusionRequest: Send {
     /// Emits the first event, before the first pass.
@@ -128,10 +137,13 @@ pub trait DiffusionRequest: Send {
     /// Takes the candidates of each of those canvases, in order.
     fn take(&mut self, candidates: &[Vec<Candidate>], cost: &PassCost, emit: &mut dyn FnMut(Event));
 
-    /// The positions that its KV cache holds after the last pass, with block diffusion: those of finished blocks.
-    fn finished_rows(&self) -> Option<usize> {
+    /// What its KV cache holds after the last pass, with block diffusion.
+    fn finished(&self) -> Option<FinishedBlocks<'_>> {
         None
     }
+
+    /// Goes on after so many positions, whose keys and values its KV cache has: whole blocks, with block diffusion.
+    fn go_on_after(&mut self, _rows: usize) {}
 
     /// The result, when nothing is left to do or the request is cancelled.
     fn outcome(self: Box<Self>) -> Outcome;

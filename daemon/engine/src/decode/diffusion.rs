@@ -24,7 +24,7 @@ use sluice_shared::{
 use self::branch::CanvasBranch;
 pub(crate) use self::canvas_growth::lm_head_rows;
 use super::{
-    DiffusionRequest, Pass, PassReach, Vocabulary,
+    DiffusionRequest, FinishedBlocks, Pass, PassReach, Vocabulary,
     policy::{
         self, BlockView, CheckedPosition, Commit, Policy, PolicyDecision, PolicyStep,
         ScoredPosition,
@@ -609,8 +609,15 @@ impl DiffusionRequest for Diffusion {
         self.advance(&last, emit);
     }
 
-    fn finished_rows(&self) -> Option<usize> {
-        self.rule.block_length.and(self.cached_until)
+    fn finished(&self) -> Option<FinishedBlocks<'_>> {
+        Some(FinishedBlocks {
+            block_length: self.rule.block_length?,
+            tokens: &self.canvas[..self.cached_until.unwrap_or(0)],
+        })
+    }
+
+    fn go_on_after(&mut self, rows: usize) {
+        self.cached_until = Some(rows);
     }
 
     fn outcome(self: Box<Self>) -> Outcome {

@@ -7,7 +7,9 @@ use std::{sync::Arc, time::Duration};
 
 use sluice_machine::Profile;
 use sluice_ops::{Ops, RecurrentState};
-use sluice_plan::{Workload, compute_format, resolve_kv_cache_format};
+use sluice_plan::{
+    Workload, compute_format, resolve_canvas_kv_cache_format, resolve_kv_cache_format,
+};
 use sluice_shared::level::KvCacheFormat;
 use sluice_weights::Storage;
 
@@ -100,7 +102,7 @@ impl StateSaving {
 /// Watches the weights that a KV cache is computed with.
 pub(super) struct WeightsWatch {
     /// How they are stored; empty once they were changed in the middle.
-    storages: Vec<Storage>,
+    pub(super) storages: Vec<Storage>,
     /// The weights version at the last look.
     weights_version: u64,
 }
@@ -163,7 +165,7 @@ impl AutoregressiveRequest {
                 None
             }
             None => {
-                worker.reuse_prefix(&request.prompt, &mut memory)?;
+                worker.reuse_prefix(request, &mut memory)?;
                 worker.fork_for(shape, request.prompt.len(), memory.len())
             }
         };
@@ -246,6 +248,7 @@ impl AutoregressiveRequest {
                 worker.keep_prefix(KeptPrefix {
                     tokens: sequence,
                     memory,
+                    block_length: None,
                     storages: watch.storages,
                 });
             }
@@ -352,6 +355,7 @@ impl AutoregressiveRequest {
         (!self.watch.storages.is_empty()).then(|| KeptPrefix {
             tokens: self.continuation.sequence()[..state.len()].to_vec(),
             memory: SequenceMemory::State(state),
+            block_length: None,
             storages: self.watch.storages.clone(),
         })
     }
@@ -379,7 +383,7 @@ impl Worker {
     /// prompt begins with goes last.
     pub(super) fn evict_prefixes(
         &mut self,
-        prompt: &[u32],
+        request: &Generate,
         workload: &Workload,
         kv_cache_format: KvCacheFormat,
     ) -> Result<(), EngineError> {
@@ -387,15 +391,19 @@ impl Worker {
         let profile = self.ops.device().profile();
         let current = self.current_mut()?;
         let storages = current.weights.storages();
-        let shape = SequenceShape::of(
-            &current.planner.config.shape,
-            resolve_kv_cache_format(kv_cache_format, &profile)?,
-        );
+        let block_length = request.diffusion_block();
+        let format = match block_length {
+            Some(_) => resolve_canvas_kv_cache_format(kv_cache_format, &profile)?,
+            None => resolve_kv_cache_format(kv_cache_format, &profile)?,
+        };
+        let shape = SequenceShape::of(&current.planner.config.shape, format);
         let is_of_use =
             |kept: &KeptPrefix| kept.memory.shape() == shape && kept.storages == storages;
         current.prefix_cache.retain(is_of_use);
         // Moved to the end, where eviction comes last.
-        if let Some((best, _)) = longest_prefix(&current.prefix_cache, prompt) {
+        if let Some((best, _)) =
+            longest_prefix(&current.prefix_cache, &request.prompt, block_length)
+        {
             let best = current.prefix_cache.remove(best);
             current.prefix_cache.push(best);
         }
@@ -411,14 +419,15 @@ impl Worker {
     }
 
     /// Copies the longest cached prefix of the prompt, except the prompt's last token, whose logits are needed.
-    fn reuse_prefix(
+    pub(super) fn reuse_prefix(
         &mut self,
-        prompt: &[u32],
+        request: &Generate,
         memory: &mut SequenceMemory,
     ) -> Result<(), EngineError> {
         let Self { ops, current, .. } = self;
         let kept = &mut current.as_mut().ok_or(EngineError::NoModel)?.prefix_cache;
-        let Some((best, same)) = longest_prefix(kept, prompt) else {
+        let block_length = request.diffusion_block();
+        let Some((best, same)) = longest_prefix(kept, &request.prompt, block_length) else {
             return Ok(());
         };
         memory.copy_from(ops, &kept[best].memory, same)?;

@@ -21,14 +21,21 @@ use super::{
     contain::contained,
     latent_score::LatentScore,
     pass_runner::PassRunner,
+    prefix_cache::KeptPrefix,
     worker::Worker,
 };
 use crate::{
-    decode::{Denoiser, PassRequest, RequestMemory, score::ScoreEstimate},
+    decode::{
+        Denoiser, DiffusionRequest, FinishedBlocks, PassRequest, RequestMemory,
+        score::ScoreEstimate,
+    },
     error::EngineError,
     event::{Event, Outcome, RequestListener},
-    model::network::{Interrupt, LatentText},
-    request::{Score, Work},
+    model::{
+        network::{Interrupt, LatentText},
+        sequence_memory::SequenceMemory,
+    },
+    request::{Generate, Score, Work},
     schedule::Job,
 };
 
@@ -133,8 +140,10 @@ impl Worker {
             return Err(EngineError::ModelReplaced);
         }
         match work {
-            Work::Generate(request) if current.vocabulary.mask.is_none() => {
-                self.evict_prefixes(&request.prompt, workload, kv)
+            Work::Generate(request)
+                if current.vocabulary.mask.is_none() || request.diffusion_block().is_some() =>
+            {
+                self.evict_prefixes(request, workload, kv)
             }
             _ => Ok(()),
         }
@@ -162,6 +171,53 @@ impl Worker {
             kv_caches: caches.collect::<Result<_, _>>()?,
             distributions,
         })
+    }
+
+    /// Copies the blocks that the prefix cache has of a prompt, with block diffusion.
+    fn go_on_from_prefix(
+        &mut self,
+        request: &Generate,
+        memory: &mut RequestMemory,
+        filling: &mut dyn DiffusionRequest,
+    ) -> Result<(), EngineError> {
+        // Under guidance there is a second one, of a masked prompt.
+        if request.diffusion_block().is_none() || memory.kv_caches.len() != 1 {
+            return Ok(());
+        }
+        let Some(cache) = memory.kv_caches.pop() else {
+            return Ok(());
+        };
+        let mut kept = SequenceMemory::KvCache(cache);
+        let copied = self.reuse_prefix(request, &mut kept);
+        filling.go_on_after(kept.len());
+        if let SequenceMemory::KvCache(cache) = kept {
+            memory.kv_caches.push(cache);
+        }
+        copied
+    }
+
+    /// Keeps the finished blocks of a request in the prefix cache.
+    fn keep_blocks(
+        &mut self,
+        finished: FinishedBlocks<'_>,
+        mut memory: RequestMemory,
+        mut watch: WeightsWatch,
+    ) {
+        if let Some(current) = &self.current {
+            watch.look(&current.weights, true);
+        }
+        let (Some(cache), 0) = (memory.kv_caches.pop(), memory.kv_caches.len()) else {
+            return;
+        };
+        if watch.storages.is_empty() || cache.is_empty() {
+            return;
+        }
+        self.keep_prefix(KeptPrefix {
+            tokens: finished.tokens[..cache.len()].to_vec(),
+            memory: SequenceMemory::KvCache(cache),
+            block_length: Some(finished.block_length),
+            storages: watch.storages,
+        });
     }
 
     /// Begins an estimate of a latent thought model, the only ones without masks that are asked for any.
@@ -225,11 +281,16 @@ impl Batch<'_> {
                     AutoregressiveRequest::start(worker, request, work.workload().canvas_length)?;
                 RunningWork::Autoregressive(Box::new(continuing))
             }
-            Work::Generate(request) => RunningWork::Diffusion {
-                memory: worker.memory(&work.workload())?,
-                request: contained(|| diffusion_request(request, vocabulary))?,
-                watch: None,
-            },
+            Work::Generate(request) => {
+                let mut memory = worker.memory(&work.workload())?;
+                let mut filling = contained(|| diffusion_request(request, vocabulary))?;
+                worker.go_on_from_prefix(request, &mut memory, &mut *filling)?;
+                RunningWork::Diffusion {
+                    memory,
+                    request: filling,
+                    watch: None,
+                }
+            }
             Work::Score(request) if vocabulary.mask.is_none() => {
                 RunningWork::LatentScore(Box::new(worker.latent_score(request)?))
             }
@@ -372,10 +433,15 @@ impl Batch<'_> {
                 RunningWork::Diffusion {
                     request: filling,
                     memory,
-                    ..
+                    watch,
                 } => {
                     // Freed before the outcome is made, so that whoever hears of the end finds the memory free.
-                    drop(memory);
+                    match (filling.finished(), watch) {
+                        (Some(finished), Some(watch)) if failed.is_none() => {
+                            worker.keep_blocks(finished, memory, watch);
+                        }
+                        _ => drop(memory),
+                    }
                     contained(|| filling.outcome())
                 }
                 RunningWork::LatentScore(estimate) => contained(|| estimate.outcome()),
@@ -518,10 +584,9 @@ impl Batch<'_> {
             {
                 let taken = contained(|| filling.take(&its, &cost, &mut emit));
                 member.failed = taken.err();
-                if let Some(rows) = filling.finished_rows() {
-                    for cache in &mut memory.kv_caches {
-                        cache.advance(rows - cache.len());
-                    }
+                let finished = (filling.finished()).map_or(0, |finished| finished.tokens.len());
+                for cache in &mut memory.kv_caches {
+                    cache.advance(finished.saturating_sub(cache.len()));
                 }
             }
         }

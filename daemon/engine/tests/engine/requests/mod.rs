@@ -1,6 +1,7 @@
 //! Requests to an engine with a small model.
 
 mod batching;
+mod blocks;
 mod decoding;
 mod grammars;
 mod phases;
