@@ -93,6 +93,7 @@ impl Generate {
             .thinking(self.thought_rows());
         let workload = match caching.mode {
             KvCacheMode::None => workload,
+            KvCacheMode::Blocks => workload.in_blocks(self.block_length),
             _ => workload.with_kv_cache(),
         };
         match policy(&self.policy).needs().checks {

@@ -45,6 +45,8 @@ pub struct Workload {
     /// Canvases that share a pass: with guidance two for a request, and as many again for each order that is tried.
     pub batch_requests: usize,
     rows: usize,
+    /// Rows of a usual pass, where only the first ones have more.
+    usual_rows: Option<usize>,
     lm_head_rows: usize,
     /// Rows that verify what was committed, of all requests.
     checks: usize,
@@ -67,6 +69,7 @@ impl Workload {
             batch_requests: requests,
             // By default a pass computes every position; `computing` lowers that for windows and caches.
             rows: canvas * requests,
+            usual_rows: None,
             // The LM head reads masked rows of the open block and no others.
             lm_head_rows: block.min(canvas) * requests,
             checks: 0,
@@ -118,6 +121,26 @@ impl Workload {
             kv_caches: self.batch_requests,
             ..self
         }
+    }
+
+    /// The workload with block diffusion, in blocks of so many positions: keys and values of finished blocks are kept, and a
+    /// usual pass computes the open one. What has that already stays as it is.
+    #[must_use]
+    pub fn in_blocks(self, block_length: usize) -> Self {
+        match self.usual_rows {
+            Some(_) => self,
+            None => Self {
+                block_length,
+                usual_rows: Some(block_length.min(self.canvas_length) * self.batch_requests),
+                ..self.with_kv_cache()
+            },
+        }
+    }
+
+    /// Rows that the layers compute in a usual pass.
+    #[must_use]
+    pub fn usual_rows(&self) -> usize {
+        self.usual_rows.unwrap_or(self.rows)
     }
 
     /// The workload, verifying as many rows as a block has in each request.
@@ -179,6 +202,10 @@ impl Workload {
             block_length: self.block_length.max(other.block_length),
             batch_requests: self.batch_requests + other.batch_requests,
             rows: self.rows + other.rows,
+            usual_rows: self
+                .usual_rows
+                .zip(other.usual_rows)
+                .map(|(own, other)| own + other),
             lm_head_rows: self.lm_head_rows + other.lm_head_rows,
             checks: self.checks + other.checks,
             cached_rows: self.cached_rows + other.cached_rows,
@@ -196,6 +223,7 @@ impl Workload {
             block_length: self.block_length.max(other.block_length),
             batch_requests: self.batch_requests.max(other.batch_requests),
             rows: self.rows.max(other.rows),
+            usual_rows: self.usual_rows.max(other.usual_rows),
             lm_head_rows: self.lm_head_rows.max(other.lm_head_rows),
             checks: self.checks.max(other.checks),
             cached_rows: self.cached_rows.max(other.cached_rows),

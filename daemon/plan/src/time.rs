@@ -121,7 +121,7 @@ impl TimingInput<'_> {
         // An autoregressive model's usual pass has one new token of each request.
         match self.shape.causal {
             true => self.workload.batch_requests,
-            false => self.workload.rows(),
+            false => self.workload.usual_rows(),
         }
     }
 }
@@ -304,11 +304,11 @@ fn linear(group: WeightGroup, tensor: &TensorPlan, input: &TimingInput<'_>) -> O
     let is_last = group.layer().is_some_and(|layer| layer + 1 == shape.layers);
     let rows = match tensor.part {
         _ if shape.causal => input.rows(),
-        TensorPart::LmHead => workload.lm_head_rows(),
+        TensorPart::LmHead => workload.lm_head_rows().min(workload.usual_rows()),
         // The last layer computes keys and values of all rows, the rest only for rows that the LM head reads.
-        TensorPart::Key | TensorPart::Value => workload.rows(),
-        _ if is_last => workload.lm_head_rows(),
-        _ => workload.rows(),
+        TensorPart::Key | TensorPart::Value => workload.usual_rows(),
+        _ if is_last => workload.lm_head_rows().min(workload.usual_rows()),
+        _ => workload.usual_rows(),
     };
     // What is decompressed before the matmul is so once for each chunk of rows of an MLP.
     let turn_rows = match input.mlp_rows {
@@ -348,7 +348,7 @@ fn attention(shape: &Shape, workload: &Workload, rates: &Rates) -> Option<f64> {
     } else {
         workload.canvas_length
     };
-    let pairs = (workload.rows() * keys) as f64;
+    let pairs = (workload.usual_rows() * keys) as f64;
     let width = (shape.attention_heads * shape.head_dim) as f64;
     // On the CPU attention multiplies `f32` by `f32`, which is what this rate is measured with.
     let rate = rates.linear(Format::F32)?;

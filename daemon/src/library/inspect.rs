@@ -44,6 +44,7 @@ const FIGURES: &[(&str, &[&str])] = &[
         &["max_sequence_length", "max_position_embeddings"],
     ),
     ("mask token", &["mask_token_id"]),
+    ("block length", &["block_size", "bd_size"]),
     ("end token", &["eos_token_id"]),
 ];
 

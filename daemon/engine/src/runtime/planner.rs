@@ -203,6 +203,8 @@ impl Planner {
         mlp_rows: usize,
         held_bytes: u64,
     ) -> Result<Plan, EngineError> {
+        let blocks = self.config.mask.and_then(|mask| mask.blocks);
+        let workload = blocks.map_or(workload, |blocks| workload.in_blocks(blocks.length));
         let mut working =
             self.dry_run
                 .working(&workload, mlp_rows, choices.settings.kv_cache_format)?;
