@@ -16,7 +16,7 @@ pub struct PolicyInfo {
     pub parameters: &'static [ParameterInfo],
     /// Whether the committed tokens are those of the reference sampler.
     pub exact: bool,
-    /// Whether committed tokens of the open block may become masks again.
+    /// Whether committed tokens of the open block may become masks, or other tokens.
     pub takes_back: bool,
 }
 
@@ -81,6 +81,36 @@ pub const POLICIES: &[PolicyInfo] = &[
         parameters: &[APART],
         exact: false,
         takes_back: false,
+    },
+    PolicyInfo {
+        // The model card's quality mode; its speed mode is t=0.5, edit=0.
+        name: "edit",
+        summary: "every token above this confidence, and written ones may be replaced until none changes (LLaDA2.1)",
+        parameters: &[
+            ParameterInfo {
+                name: "t",
+                summary: "confidence that is exceeded",
+                default: 0.7,
+                min: 0.0,
+                max: 1.0,
+            },
+            ParameterInfo {
+                name: "edit",
+                summary: "confidence that another token exceeds to replace a written one",
+                default: 0.5,
+                min: 0.0,
+                max: 1.0,
+            },
+            ParameterInfo {
+                name: "post",
+                summary: "most passes of a block with nothing masked",
+                default: 16.0,
+                min: 0.0,
+                max: 1024.0,
+            },
+        ],
+        exact: false,
+        takes_back: true,
     },
     PolicyInfo {
         // At 0.9, Fast-dLLM scores change by -1.0 to +2.4 points at 2.5 to 5.8 times the speed (arXiv 2505.22618, table
@@ -564,7 +594,7 @@ mod tests {
         let error = |text: &str| text.parse::<PolicyChoice>().unwrap_err().to_string();
         assert_eq!(
             error("fast"),
-            "unknown policy 'fast'; known are reference, dynamic, sequential, threshold, factor, dream, margin, decay, hierarchical, local, \
+            "unknown policy 'fast'; known are reference, dynamic, sequential, edit, threshold, factor, dream, margin, decay, hierarchical, local, \
              entropy, klass, credit, revoke"
         );
         assert_eq!(error("factor:t=1"), "policy 'factor' has no parameter 't'");

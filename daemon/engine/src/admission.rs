@@ -264,6 +264,13 @@ impl Generate {
             );
             return refused("diffusion.policy", problem);
         }
+        if policy.needs().edits.is_some() && blocks.is_none() {
+            let problem = format!(
+                "policy '{}' replaces written tokens, for which only block diffusion models are trained",
+                self.policy.name()
+            );
+            return refused("diffusion.policy", problem);
+        }
         if policy.needs().divergence && self.block_length > FIDELITY_ROWS_MAX {
             let problem = format!(
                 "policy '{}' keeps each position's distribution and is limited to blocks of {FIDELITY_ROWS_MAX} positions",

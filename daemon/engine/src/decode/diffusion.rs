@@ -12,7 +12,7 @@
 mod branch;
 mod canvas_growth;
 
-use std::{sync::Arc, time::Instant};
+use std::{ops::Range, sync::Arc, time::Instant};
 
 use sluice_formats::noise::Noise;
 use sluice_ops::{Candidate, LmHeadRow, RankingScore};
@@ -27,7 +27,7 @@ use super::{
     DiffusionRequest, FinishedBlocks, Pass, PassReach, Vocabulary,
     policy::{
         self, BlockView, CheckedPosition, Commit, Policy, PolicyDecision, PolicyStep,
-        ScoredPosition,
+        ScoredPosition, WrittenPosition,
     },
     reach::{PassContext, ReachRule},
 };
@@ -70,6 +70,10 @@ pub struct Diffusion {
     steps_in_block: usize,
     /// Masks of the open block before its first pass.
     masked_at_start: usize,
+    /// Passes of the open block with nothing masked.
+    post_passes: usize,
+    /// Whether nothing of the open block changes any more, though its policy might replace tokens.
+    is_settled: bool,
     /// Positions before this one may not end the text.
     may_end_from: usize,
     /// Tokens that are never chosen.
@@ -126,6 +130,8 @@ impl Diffusion {
             passes_in_block: 0,
             steps_in_block: 0,
             masked_at_start: 0,
+            post_passes: 0,
+            is_settled: false,
             may_end_from: match request.eos {
                 EosPolicy::Stop => request.may_end_from(),
                 EosPolicy::Suppress | EosPolicy::Keep => 0,
@@ -182,7 +188,7 @@ impl Diffusion {
                 break;
             }
             // A loop, since pinned or already ended blocks need no pass at all.
-            if self.masked(shown.start, shown.end).next().is_some() && !self.has_ended() {
+            if self.is_open(&(start..end), &shown) {
                 if self.passes_in_block == 0 {
                     self.masked_at_start = self.masked(start, end).count();
                     self.policy.open();
@@ -205,8 +211,23 @@ impl Diffusion {
             self.block += 1;
             self.passes_in_block = 0;
             self.steps_in_block = 0;
+            self.post_passes = 0;
+            self.is_settled = false;
         }
         self.finish = Some(FinishReason::Length);
+    }
+
+    /// Whether a pass may change something of a block, of whose positions some are shown.
+    fn is_open(&self, block: &Range<usize>, shown: &Range<usize>) -> bool {
+        let is_masked = |range: &Range<usize>| self.masked(range.start, range.end).next().is_some();
+        match self.policy.needs().edits {
+            None => is_masked(shown) && !self.has_ended(),
+            // Whatever is written may be replaced until the whole block is: what is behind the answer's end counts, too.
+            Some(post) => {
+                let is_begun = self.passes_in_block > 0;
+                is_masked(block) || (is_begun && !self.is_settled && self.post_passes < post)
+            }
+        }
     }
 
     /// Calls `ask` with the state of the next pass, with the open block as positions of the canvas.
@@ -246,8 +267,13 @@ impl Diffusion {
             CanvasGrowth::Insert => self.vocabulary.ends.first().copied(),
             CanvasGrowth::Fixed | CanvasGrowth::Append => None,
         };
+        let edits = self.policy.needs().edits.is_some();
+        let may_change = |position: &usize| match self.positions[*position].state {
+            TokenState::Committed => edits,
+            state => !is_fixed(state),
+        };
         // No other row can be committed: of 512 positions with blocks of 32 this leaves out 94 % of the LM head's work.
-        let masked = self.masked(start, end).map(|position| LmHeadRow {
+        let masked = (start..end).filter(may_change).map(|position| LmHeadRow {
             position: prompt + position,
             may_end: position >= self.may_end_from,
             target,
@@ -315,10 +341,11 @@ impl Diffusion {
         rows: &[LmHeadRow],
         candidates: &'a [Candidate],
         ahead: usize,
-    ) -> (Vec<ScoredPosition<'a>>, Vec<CheckedPosition<'a>>) {
+    ) -> JudgedPositions<'a> {
         let prompt = self.request.prompt.len();
         let noise = Noise::new(self.request.seed).stream(RANKING_STREAM);
         let mut scored = Vec::with_capacity(rows.len());
+        let mut written = Vec::new();
         let mut checked = Vec::new();
         for (row, candidate) in rows.iter().zip(candidates) {
             let position = row.position - prompt;
@@ -327,6 +354,19 @@ impl Diffusion {
                 checked.push(CheckedPosition {
                     position,
                     probability: probability.expect("a check has a target").exp(),
+                    candidate,
+                });
+                continue;
+            }
+            if let CanvasPosition {
+                state: TokenState::Committed,
+                token: Some(token),
+                ..
+            } = self.positions[position]
+            {
+                written.push(WrittenPosition {
+                    position,
+                    token,
                     candidate,
                 });
                 continue;
@@ -342,13 +382,17 @@ impl Diffusion {
                 candidate,
             });
         }
-        (scored, checked)
+        JudgedPositions {
+            scored,
+            written,
+            checked,
+        }
     }
 
     /// What a policy sees of the open block, `ahead` steps after the next one.
     fn view<'a>(
         &self,
-        (rows, checked): &'a (Vec<ScoredPosition<'a>>, Vec<CheckedPosition<'a>>),
+        judged: &'a JudgedPositions<'a>,
         ends: &'a [u32],
         ahead: usize,
     ) -> BlockView<'a> {
@@ -364,8 +408,9 @@ impl Diffusion {
                 },
             },
             block: start..end,
-            rows,
-            checked,
+            rows: &judged.scored,
+            written: &judged.written,
+            checked: &judged.checked,
             ends,
             draws: self.request.temperature > 0.0,
         }
@@ -397,7 +442,7 @@ impl Diffusion {
         let decision = match self.takes_first_alone() {
             true => PolicyDecision {
                 commit: vec![Commit::of(0, &candidates[0])],
-                take_back: Vec::new(),
+                ..PolicyDecision::default()
             },
             false => {
                 let judged = self.judged(rows, candidates, 0);
@@ -409,19 +454,34 @@ impl Diffusion {
         };
         let pairs = rows.iter().zip(candidates);
         // Candidates are shown before the commits below, which overwrite those that were chosen.
-        let mut checks = Vec::new();
+        let (mut masked, mut written, mut checks) = (Vec::new(), Vec::new(), Vec::new());
         for (row, candidate) in pairs {
-            match row.is_check {
-                true => checks.push((row.position - prompt, candidate)),
-                false => propose(&mut self.positions[row.position - prompt], candidate),
+            let position = row.position - prompt;
+            match (row.is_check, self.positions[position].state) {
+                (true, _) => checks.push((position, candidate)),
+                (false, TokenState::Committed) => written.push(position),
+                (false, _) => {
+                    masked.push(position);
+                    propose(&mut self.positions[position], candidate);
+                }
             }
         }
-        let commits = decision.commit.into_iter().map(|commit| Commit {
-            row: rows[commit.row].position - prompt,
-            ..commit
-        });
-        let commits: Vec<Commit> = commits.collect();
+        let at = |places: &[usize], commits: Vec<Commit>| -> Vec<Commit> {
+            let commits = commits.into_iter();
+            let commits = commits.map(|commit| Commit {
+                row: places[commit.row],
+                ..commit
+            });
+            commits.collect()
+        };
+        let commits = at(&masked, decision.commit);
+        let replaced = at(&written, decision.replace);
+        if masked.is_empty() {
+            self.post_passes += 1;
+            self.is_settled = replaced.is_empty();
+        }
         self.commit(&commits);
+        self.commit(&replaced);
         for index in decision.take_back {
             let (position, candidate) = checks[index];
             propose(&mut self.positions[position], candidate);
@@ -564,15 +624,19 @@ impl DiffusionRequest for Diffusion {
         if self.is_sizing {
             self.size(&candidates[0]);
             block.end = self.blocks[self.block].end;
-        } else if let (Some(length), Some(end)) = (
+        } else if let (Some(length), Some(end_of_pass)) = (
             self.rule.block_length,
             self.reach.computed.first().map(|computed| computed.end),
         ) {
             // All before the open block is final, and in the cache by now.
             let open = (self.request.prompt.len() + start) / length * length;
-            self.cached_until = Some(end.min(open));
+            self.cached_until = Some(end_of_pass.min(open));
             if head_rows > 0 {
                 last = self.follow(candidates);
+            }
+            if self.is_settled {
+                // The pass has read what stands there for good.
+                self.cached_until = Some(end_of_pass);
             }
             self.passes_in_block += 1;
         } else {
@@ -623,6 +687,13 @@ impl DiffusionRequest for Diffusion {
     fn outcome(self: Box<Self>) -> Outcome {
         Outcome::Generated(self.generated())
     }
+}
+
+/// What a policy decides by.
+struct JudgedPositions<'a> {
+    scored: Vec<ScoredPosition<'a>>,
+    written: Vec<WrittenPosition<'a>>,
+    checked: Vec<CheckedPosition<'a>>,
 }
 
 /// Marks the position as still masked, with the candidate shown provisionally.

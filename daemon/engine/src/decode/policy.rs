@@ -19,7 +19,7 @@ use sluice_shared::policy::PolicyChoice;
 
 use self::{
     apart::Apart,
-    blocks::{Dynamic, Sequential},
+    blocks::{Dynamic, Edit, Sequential},
     credit::Credit,
     entropy::Entropy,
     klass::Klass,
@@ -74,6 +74,9 @@ pub struct PolicyNeeds {
     pub divergence: bool,
     /// Verification of committed positions of the open block in every pass.
     pub checks: bool,
+    /// Candidates for committed positions of the open block, too, whose tokens may be replaced; and how many passes a block
+    /// may have in which nothing is masked any more.
+    pub edits: Option<usize>,
 }
 
 /// What a policy sees of a block after a pass. Positions count from the first one to fill.
@@ -83,8 +86,10 @@ pub struct BlockView<'a> {
     pub step: PolicyStep,
     /// The positions of the block; those that are not in `rows` are committed or pinned.
     pub block: Range<usize>,
-    /// The masked positions, rising; never none.
+    /// The masked positions, rising; none only for a policy that edits.
     pub rows: &'a [ScoredPosition<'a>],
+    /// The committed positions whose tokens may be replaced, rising; none unless the policy edits.
+    pub written: &'a [WrittenPosition<'a>],
     /// The committed positions that the pass has verified, rising.
     pub checked: &'a [CheckedPosition<'a>],
     /// End tokens, which also fill what is behind the end.
@@ -125,6 +130,17 @@ pub struct ScoredPosition<'a> {
     pub candidate: &'a Candidate,
 }
 
+/// A committed position, and the candidate for it of a pass that has read its token.
+#[derive(Debug, Clone, Copy)]
+pub struct WrittenPosition<'a> {
+    /// The position, counted from the first one to fill.
+    pub position: usize,
+    /// The token that stands there.
+    pub token: u32,
+    /// The LM head's candidate for its row.
+    pub candidate: &'a Candidate,
+}
+
 /// A committed position that was verified: read as if it were still masked, by a row that sees all but its token.
 #[derive(Debug, Clone, Copy)]
 pub struct CheckedPosition<'a> {
@@ -139,8 +155,10 @@ pub struct CheckedPosition<'a> {
 /// The decision of a policy after a pass.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct PolicyDecision {
-    /// Tokens to commit: at least one, each for another row.
+    /// Tokens to commit: at least one unless nothing is masked, each for another row.
     pub commit: Vec<Commit>,
+    /// Tokens to replace others with, each for another of the written positions.
+    pub replace: Vec<Commit>,
     /// Indices into `checked`, each once, and fewer than there are commits.
     pub take_back: Vec<usize>,
 }
@@ -179,6 +197,11 @@ pub fn policy(choice: &PolicyChoice) -> Box<dyn Policy> {
         "reference" => Box::new(Reference),
         "dynamic" => Box::new(Dynamic { t: value(0) }),
         "sequential" => Box::new(Sequential),
+        "edit" => Box::new(Edit {
+            t: value(0),
+            edit: value(1),
+            post: value(2) as usize,
+        }),
         "threshold" => Box::new(Threshold { t: value(0) }),
         "factor" => Box::new(Factor { f: value(0) }),
         "dream" => Box::new(Dream { eps: value(0) }),
@@ -247,7 +270,7 @@ impl BlockView<'_> {
         let commit = rows.into_iter();
         PolicyDecision {
             commit: (commit.map(|row| Commit::of(row, self.rows[row].candidate))).collect(),
-            take_back: Vec::new(),
+            ..PolicyDecision::default()
         }
     }
 }

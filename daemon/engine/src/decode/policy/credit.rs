@@ -102,7 +102,7 @@ impl Policy for Credit {
         });
         PolicyDecision {
             commit: commit.collect(),
-            take_back: Vec::new(),
+            ..PolicyDecision::default()
         }
     }
 

@@ -12,6 +12,8 @@ pub(super) struct Scene {
     pub(super) block: Range<usize>,
     /// Positions, and what stands there.
     pub(super) rows: Vec<(usize, Candidate)>,
+    /// Committed positions, what stands there, and the candidate for it.
+    pub(super) written: Vec<(usize, u32, Candidate)>,
     /// Positions, and the probabilities of their tokens.
     pub(super) checked: Vec<(usize, f64)>,
     pub(super) ends: Vec<u32>,
@@ -32,6 +34,7 @@ impl Scene {
             rows: (confidences.iter().enumerate())
                 .map(|(position, &confidence)| (position, candidate(position, confidence)))
                 .collect(),
+            written: Vec::new(),
             checked: Vec::new(),
             ends: Vec::new(),
             draws: false,
@@ -47,6 +50,13 @@ impl Scene {
             })
             .collect();
         let now = candidate(0, 0.5);
+        let written: Vec<WrittenPosition<'_>> = (self.written.iter())
+            .map(|(position, token, candidate)| WrittenPosition {
+                position: *position,
+                token: *token,
+                candidate,
+            })
+            .collect();
         let checked: Vec<CheckedPosition<'_>> = (self.checked.iter())
             .map(|&(position, probability)| CheckedPosition {
                 position,
@@ -58,6 +68,7 @@ impl Scene {
             step: self.step,
             block: self.block.clone(),
             rows: &rows,
+            written: &written,
             checked: &checked,
             ends: &self.ends,
             draws: self.draws,
@@ -142,11 +153,12 @@ proptest! {
                     step: PolicyStep { index, steps, masked_at_start, scheduled: masked_at_start },
                     block: 0..len,
                     rows: rows.collect(),
+                    written: Vec::new(),
                     checked: checks.iter().map(|&at| (at, says())).collect(),
                     ends: Vec::new(),
                     draws,
                 };
-                let PolicyDecision { commit, take_back } = scene.decide(&mut *policy);
+                let PolicyDecision { commit, take_back, .. } = scene.decide(&mut *policy);
                 prop_assert!(!commit.is_empty());
                 prop_assert!(take_back.len() < commit.len());
                 let back: Vec<usize> = take_back.iter().map(|&index| scene.checked[index].0).collect();
