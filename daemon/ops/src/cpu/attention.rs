@@ -9,6 +9,8 @@ mod backward;
 mod few;
 mod panels;
 mod stored;
+#[cfg(test)]
+mod tests;
 
 use std::ops::Range;
 
@@ -59,6 +61,16 @@ struct HeadTask<'a> {
 struct SourceSegment<'a> {
     source: RowSource<'a>,
     rows: KeySegment,
+    /// Where tiles are counted from: that of the first row. They don't depend on who sees them.
+    position: usize,
+}
+
+/// Keys that are attended to at a time.
+struct Tile<'a> {
+    source: &'a RowSource<'a>,
+    keys: Range<usize>,
+    /// Where the first of them is, as [`SourceSegment::position`] counts.
+    position: usize,
 }
 
 impl<'a> SourceSegment<'a> {
@@ -66,7 +78,11 @@ impl<'a> SourceSegment<'a> {
     fn new(source: RowSource<'a>, rows: Range<usize>) -> Option<Self> {
         let (start, len) = (rows.start, rows.len());
         let rows = KeySegment { start, len };
-        (len > 0).then_some(Self { source, rows })
+        (len > 0).then_some(Self {
+            source,
+            rows,
+            position: 0,
+        })
     }
 }
 
@@ -115,17 +131,31 @@ impl HeadTask<'_> {
         }
     }
 
-    /// The tiles of the keys, as far as any of the queries sees them: where they lie, and the rows of each.
-    fn tiles(&self) -> impl Iterator<Item = (&RowSource<'_>, Range<usize>)> {
+    /// The tiles of the keys, as far as any of the queries sees them.
+    fn tiles(&self) -> impl Iterator<Item = Tile<'_>> {
         let step = tile_keys(&self.shape);
         let mut most = self.seen.map_or(usize::MAX, |seen| {
             seen.iter().map(|seen| seen.end).max().unwrap_or(0)
         });
         self.segments.iter().flat_map(move |segment| {
-            let KeySegment { start, len } = segment.rows;
-            let len = len.min(most);
+            let SourceSegment {
+                source,
+                rows: KeySegment { start, len },
+                position,
+            } = segment;
+            let (start, first, len) = (*start, *position, (*len).min(most));
             most -= len;
-            tiles(&(start..start + len), step).map(|rows| (&segment.source, rows))
+            // Between multiples of `step`, wherever a window begins.
+            let blocks = first / step..(first + len).div_ceil(step);
+            blocks.filter(move |_| len > 0).map(move |block| {
+                let from = (block * step).max(first);
+                let to = ((block + 1) * step).min(first + len);
+                Tile {
+                    source,
+                    keys: start + from - first..start + to - first,
+                    position: from,
+                }
+            })
         })
     }
 }
@@ -190,6 +220,33 @@ impl RowSource<'_> {
             }
         }
         (tile, stored)
+    }
+}
+
+impl RowSource<'_> {
+    /// The same as `f32`, each row padded with zeros to `padded` elements.
+    fn padded<'t>(
+        &'t self,
+        which: usize,
+        kv_head: usize,
+        rows: Range<usize>,
+        padded: usize,
+        tile: &'t mut [f32],
+    ) -> StoredRows<'t> {
+        let mut own = [0.0; HEAD_DIM_MAX];
+        let tile = &mut tile[..rows.len() * padded];
+        let count = rows.len();
+        for (row, out) in rows.zip(tile.chunks_exact_mut(padded)) {
+            let (head, _) = self.tile(which, kv_head, row..row + 1, &mut own);
+            let (values, rest) = out.split_at_mut(self.shape.head_dim);
+            values.copy_from_slice(&head[..values.len()]);
+            rest.fill(0.0);
+        }
+        StoredRows {
+            bytes: bytemuck::cast_slice(tile),
+            stride: padded * size_of::<f32>(),
+            count,
+        }
     }
 }
 
@@ -280,12 +337,9 @@ impl CpuBackend {
             let instructions = self.instructions();
             let columns = Microkernel::of(instructions).columns;
             tasks.par_iter().for_each(|task| {
-                // By the group's rows, however heads are split into tasks: which kernel runs must not depend on the
-                // number of threads, or results would.
-                let rows = task.queries.len() * (shape.heads / shape.kv_heads);
                 // SAFETY: ranges have queries of their own, and tasks of a range differ in their queries or their heads.
                 let own = unsafe { target.part(task.queries.clone(), task.heads.clone()) };
-                self.scratch.with(|scratch| match rows < columns {
+                self.scratch.with(|scratch| match task.rows() < columns {
                     true => few::attend(task, shape, q, instructions, scratch, own),
                     false => panels::attend(task, shape, q, instructions, scratch, own),
                 });
@@ -408,7 +462,11 @@ impl<'a> RangeKeys<'a> {
         let of = |source: RowSource<'a>, segments: &[KeySegment]| {
             let segments = segments.iter().cloned();
             segments
-                .map(|rows| SourceSegment { source, rows })
+                .map(|rows| SourceSegment {
+                    source,
+                    rows,
+                    position: 0,
+                })
                 .collect()
         };
         let (segments, shape) = match &range.keys {
@@ -522,11 +580,19 @@ fn windowed<'a>(
             from - first..position + 1 - first
         };
         let end = positions.last().map_or(0, |last| last + 1);
+        let mut position = first;
+        let segments = runs(first..end).into_iter().filter_map(|places| {
+            let segment = SourceSegment::new(source, places)?;
+            let from = position;
+            position += segment.rows.len;
+            Some(SourceSegment {
+                position: from,
+                ..segment
+            })
+        });
         RangeKeys {
             queries,
-            segments: (runs(first..end).into_iter())
-                .filter_map(|places| SourceSegment::new(source, places))
-                .collect(),
+            segments: segments.collect(),
             seen: Some(positions.iter().map(seen).collect()),
             shape: source.shape,
         }

@@ -56,8 +56,6 @@ pub(super) trait Lanes {
     unsafe fn multiply(a: Self::Numbers, b: Self::Numbers) -> Self::Numbers;
     /// `a · b + c`, rounded once.
     unsafe fn multiply_add(a: Self::Numbers, b: Self::Numbers, c: Self::Numbers) -> Self::Numbers;
-    /// The sum of all lanes, by halves.
-    unsafe fn sum(numbers: Self::Numbers) -> f32;
     /// Sums of the products of unsigned bytes of weights, at most `bits` of each, by signed ones of a row of `x`, of which each
     /// word meets all lanes.
     unsafe fn products<const STEPS: usize>(
@@ -184,16 +182,6 @@ impl Lanes for Avx512Vnni {
     }
 
     #[inline(always)]
-    unsafe fn sum(numbers: __m512) -> f32 {
-        unsafe {
-            let numbers = _mm512_castps_pd(numbers);
-            let high = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(numbers));
-            let low = _mm256_castpd_ps(_mm512_castpd512_pd256(numbers));
-            sum_of_8(_mm256_add_ps(low, high))
-        }
-    }
-
-    #[inline(always)]
     unsafe fn products<const STEPS: usize>(
         weights: &[__m512i; STEPS],
         x: &[f32; STEPS],
@@ -207,19 +195,6 @@ impl Lanes for Avx512Vnni {
             }
             sums
         }
-    }
-}
-
-/// # Safety
-/// The CPU has AVX.
-#[inline(always)]
-unsafe fn sum_of_8(numbers: __m256) -> f32 {
-    // SAFETY: as the caller says.
-    unsafe {
-        let low = _mm256_castps256_ps128(numbers);
-        let fours = _mm_add_ps(low, _mm256_extractf128_ps::<1>(numbers));
-        let pairs = _mm_add_ps(fours, _mm_movehl_ps(fours, fours));
-        _mm_cvtss_f32(_mm_add_ss(pairs, _mm_shuffle_ps::<1>(pairs, pairs)))
     }
 }
 
@@ -396,11 +371,6 @@ macro_rules! two_vectors {
                         _mm256_fmadd_ps(a[1], b[1], c[1]),
                     ]
                 }
-            }
-
-            #[inline(always)]
-            unsafe fn sum(numbers: Self::Numbers) -> f32 {
-                unsafe { sum_of_8(_mm256_add_ps(numbers[0], numbers[1])) }
             }
 
             #[inline(always)]

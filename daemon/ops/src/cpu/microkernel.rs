@@ -9,7 +9,7 @@ pub(super) mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod bf16;
 pub(super) mod pairs;
-mod portable;
+pub(super) mod portable;
 mod row_panels;
 
 #[cfg(target_arch = "x86_64")]

@@ -6,7 +6,6 @@ use std::{mem, ops::Range};
 use rayon::prelude::*;
 use sluice_machine::Instructions;
 
-use super::few::{score, weigh};
 use crate::{
     Activation, AttentionShape,
     backward::BackwardRange,
@@ -14,6 +13,7 @@ use crate::{
         CpuBackend, exp,
         heads_output::{HeadsOutput, OutputPart},
         scratch::SCRATCH_LEN,
+        vectors::{LANES, with_vectors},
     },
 };
 
@@ -191,4 +191,53 @@ impl Task<'_> {
             }
         }
     }
+}
+
+#[inline(always)]
+fn score_body(keys: &[f32], stride: usize, queries: &[f32], dim: usize, scores: &mut [f32]) {
+    let count = scores.len() * dim / queries.len();
+    // Keys outside, queries inside: each key is loaded once and stays in L1 for all heads that share it.
+    for (index, key) in keys.chunks(stride).take(count).enumerate() {
+        // The last row ends with its own head, hence `chunks` above and not `chunks_exact`.
+        let key = &key[..dim];
+        for (row, query) in queries.chunks_exact(dim).enumerate() {
+            // Several independent sums: one would make each addition wait for the one before.
+            let mut sums = [0.0; LANES];
+            let (query, query_rest) = query.as_chunks::<LANES>();
+            let (key, key_rest) = key.as_chunks::<LANES>();
+            for (query, key) in query.iter().zip(key) {
+                for lane in 0..LANES {
+                    sums[lane] += query[lane] * key[lane];
+                }
+            }
+            let rest = query_rest.iter().zip(key_rest);
+            let rest: f32 = rest.map(|(query, key)| query * key).sum();
+            scores[row * count + index] = sums.iter().sum::<f32>() + rest;
+        }
+    }
+}
+
+#[inline(always)]
+fn weigh_body(values: &[f32], stride: usize, weights: &[f32], dim: usize, out: &mut [f32]) {
+    // Values outside, as in `score_body`. Each element of `out` gets its terms in the order of keys, whatever the
+    // vectors' width.
+    let count = weights.len() * dim / out.len();
+    for (index, values) in values.chunks(stride).take(count).enumerate() {
+        for (row, out) in out.chunks_exact_mut(dim).enumerate() {
+            let weight = weights[row * count + index];
+            for (out, value) in out.iter_mut().zip(values) {
+                *out += weight * value;
+            }
+        }
+    }
+}
+
+with_vectors! {
+    /// Scores: the dot product of each query and each key; the scores of a query lie next to each other.
+    score, score_body, (keys: &[f32], stride: usize, queries: &[f32], dim: usize, scores: &mut [f32])
+}
+
+with_vectors! {
+    /// Adds to each row of `out` the value rows, each weighted by the row's weight of it.
+    weigh, weigh_body, (values: &[f32], stride: usize, weights: &[f32], dim: usize, out: &mut [f32])
 }

@@ -5,13 +5,16 @@
 use sluice_machine::Instructions;
 use sluice_weights::HEAD_DIM_MAX;
 
-use super::{super::heads_output::OutputPart, HeadTask, TASK_LEN, TASK_ROWS, TILE_KEYS, TILE_LEN};
+use super::{
+    super::heads_output::OutputPart, HeadTask, TASK_LEN, TASK_ROWS, TILE_KEYS, TILE_LEN, Tile,
+};
 use crate::{
     Activation, AttentionShape,
     cpu::{
         exp,
         microkernel::{COLUMNS_MAX, MatrixRows, Microkernel, ROW_LANES_MAX, TileOutput},
         scratch::SCRATCH_LEN,
+        vectors::LANES,
     },
 };
 
@@ -67,7 +70,12 @@ pub(super) fn attend(
     largest.fill(f32::MIN);
     sums.fill(0.0);
     let mut before = 0;
-    for (source, keys) in task.tiles() {
+    for Tile {
+        source,
+        keys,
+        position,
+    } in task.tiles()
+    {
         let count = keys.len();
         // Packed once for up to 512 rows: packing takes as long as a few queries' worth of arithmetic.
         let packed_keys = &mut packed_keys[..kernel.packed_lanes(count) * dim];
@@ -102,8 +110,7 @@ pub(super) fn attend(
             }
             // SAFETY: a row of scores for each of the keys, and nobody else's.
             unsafe { kernel.gemm_panel(&panels_of_keys, packed_keys, queries, to(scores, false)) };
-            // −∞ becomes the least normal number in `exp_lanes`, not zero: beside a sum of at least 1 that rounds to
-            // nothing, and a query that sees no key of its first tiles forgets their sums once it sees one.
+            // Of −∞ the weight is zero: what a query doesn't see changes nothing.
             if task.seen.is_some() {
                 for (lane, row) in its_rows.enumerate() {
                     let seen = task.seen(row, before, count);
@@ -117,6 +124,7 @@ pub(super) fn attend(
             exp::exp_lanes(
                 instructions,
                 scores,
+                position % LANES,
                 &mut largest[lanes.clone()],
                 &mut sums[lanes],
                 shrunk,
