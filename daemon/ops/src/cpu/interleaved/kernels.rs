@@ -74,7 +74,6 @@ pub(super) unsafe fn multiply_quants<L, Q, const STEPS: usize, const ROWS: usize
 {
     let block_bytes = const { LANES * Q::FORMAT.block_bytes() };
     let block_groups = const { Q::FORMAT.block_len() / (4 * STEPS) };
-    let group_bytes = block_bytes / block_groups;
     let blocks = weights.len() / block_bytes;
     let groups = blocks * block_groups;
     assert!(x.words.len() == ROWS * groups * STEPS && x.numbers.len() == ROWS * 2 * groups);
@@ -94,12 +93,7 @@ pub(super) unsafe fn multiply_quants<L, Q, const STEPS: usize, const ROWS: usize
             let mut sums = [L::zero(); ROWS];
             for block in piece.chunks_exact(block_bytes) {
                 for index in 0..block_groups {
-                    // A group's share at a time: a core has few requests in flight, and waits when a block of 256 elements,
-                    // up to 53 lines, is asked for at once.
-                    for line in (0..group_bytes).step_by(64) {
-                        let ahead = AHEAD + index * group_bytes + line;
-                        L::prefetch(block.as_ptr().wrapping_add(ahead));
-                    }
+                    prefetch_group::<L, Q, STEPS>(block, index);
                     let group = Q::group::<L>(block.as_ptr(), index);
                     for (row, sum) in sums.iter_mut().enumerate() {
                         let words = x.words.as_ptr().add((row * groups + at) * STEPS);
@@ -118,6 +112,23 @@ pub(super) unsafe fn multiply_quants<L, Q, const STEPS: usize, const ROWS: usize
     }
     // SAFETY: as the caller says.
     unsafe { out.store::<L, ROWS>(totals) };
+}
+
+/// Prefetches as many bytes as a group of a block has: a core has few requests in flight, and waits when a whole block, up to
+/// 53 lines, is asked for at once.
+///
+/// # Safety
+/// As [`Lanes`].
+#[inline(always)]
+unsafe fn prefetch_group<L: Lanes, Q: Quants<STEPS>, const STEPS: usize>(
+    block: &[u8],
+    index: usize,
+) {
+    let bytes = const { LANES * Q::FORMAT.block_bytes() * 4 * STEPS / Q::FORMAT.block_len() };
+    for line in (0..bytes).step_by(64) {
+        // SAFETY: as the caller says.
+        unsafe { L::prefetch(block.as_ptr().wrapping_add(AHEAD + index * bytes + line)) };
+    }
 }
 
 /// Multiplies `ROWS` rows of `x` by 16 rows of weights whose elements are read as `f32`.
@@ -183,6 +194,7 @@ where
         for index in 0..block_groups {
             // SAFETY: the lengths were compared, and all else is as the caller says.
             unsafe {
+                prefetch_group::<L, Q, STEPS>(block, index);
                 let group = Q::group::<L>(block.as_ptr(), index);
                 let words = panel.words.as_mut_ptr().add(at * STEPS * step);
                 for (number, word) in group.words.into_iter().enumerate() {
@@ -215,6 +227,9 @@ pub(super) unsafe fn dequantize<L, E, const COUNT: usize>(
     for index in 0..count / COUNT {
         // SAFETY: the lengths were compared, and all else is as the caller says.
         unsafe {
+            let piece =
+                index * const { COUNT * LANES * E::FORMAT.block_bytes() / E::FORMAT.block_len() };
+            L::prefetch(weights.as_ptr().wrapping_add(AHEAD + piece));
             let elements = E::read::<L>(weights.as_ptr(), index);
             for (offset, element) in elements.into_iter().enumerate() {
                 L::store(
