@@ -16,9 +16,6 @@ use sluice_weights::{Weight, WeightData};
 
 use super::microkernel::TileOutput;
 
-/// Most rows of `x` that are multiplied without a panel.
-pub(super) const FEW_ROWS: usize = 4;
-
 /// The rows of a panel that are read together, each with how many there are: those that lie beside each other apart.
 pub(super) fn rows_of_panel(weight: &Weight<'_>) -> impl Iterator<Item = (usize, usize)> + use<> {
     let rows = weight.rows;
@@ -57,21 +54,26 @@ pub(super) struct PanelLanes<'a> {
 
 /// The kernels of one instruction set, by format.
 pub(super) struct Interleaved {
+    /// Most rows of `x` that are multiplied by quants without a panel: as many as were measured to be faster so.
+    pub(super) few_for_quants: usize,
+    /// The same by elements that stand alone.
+    pub(super) few_for_elements: usize,
     pub(super) quants: fn(Format) -> QuantKernels,
     pub(super) elements: fn(Format) -> ElementKernels,
 }
 
 /// Kernels for a format with groups.
 pub(super) struct QuantKernels {
-    /// For one row of `x` up to [`FEW_ROWS`].
-    pub(super) multiply: [MultiplyQuants; FEW_ROWS],
+    /// For one row of `x` and more, as long as all sums fit in registers. More rows go through 16 of weights in parts, of which
+    /// the second finds them in the core's own cache.
+    pub(super) multiply: &'static [MultiplyQuants],
     pub(super) unpack: Unpack,
 }
 
 /// Kernels for a format whose elements stand alone.
 pub(super) struct ElementKernels {
-    /// For one row of `x` up to [`FEW_ROWS`].
-    pub(super) multiply: [MultiplyElements; FEW_ROWS],
+    /// As [`QuantKernels::multiply`].
+    pub(super) multiply: &'static [MultiplyElements],
     pub(super) dequantize: Dequantize,
 }
 

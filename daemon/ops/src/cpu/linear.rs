@@ -25,8 +25,8 @@ use self::{
 };
 use super::{
     CpuBackend,
-    interleaved::{FEW_ROWS, Interleaved, beside, rows_of_panel},
-    microkernel::{DEPTH, MatrixRows, Microkernel, prefetch},
+    interleaved::{Interleaved, beside, rows_of_panel},
+    microkernel::{DEPTH, MatrixRows, Microkernel, RowPanels, prefetch},
     packed::{LINE, PackedBlock, PackedRows, Packing},
     scratch::SCRATCH_LEN,
 };
@@ -246,31 +246,28 @@ impl<'a> Tile<'a> {
     /// Multiplies few rows by those weights at the beginning whose rows lie beside each other, and returns how many weight
     /// rows those were.
     fn gemm_few(&mut self, weight: &Weight<'_>, column: usize, x: &Activation) -> usize {
-        let kernels = Interleaved::of(self.instructions);
-        let (Some(kernels), 1..=FEW_ROWS, Some(_)) =
-            (kernels, self.out.rows.len(), weight.side_by_side(0))
-        else {
+        let (rows, width) = (&self.out.rows, weight.width);
+        let Some(kernels) = few(self.instructions, self.factors, rows.len(), weight) else {
             return 0;
         };
-        let (rows, width) = (&self.out.rows, weight.width);
-        let x = &x.values()[rows.start * width..rows.end * width];
-        let x = match self.factors {
-            Factors::Unrounded => x,
-            Factors::Rounded if weight.format == Format::Bf16 && x.len() <= OWN_PACKED_LEN => {
-                let rounded = &mut self.packed[..x.len()];
-                rounded.copy_from_slice(x);
-                round_to_bf16(self.instructions, rounded);
-                rounded
-            }
-            // Weights are rounded in panels; pairs are multiplied straight from the weights however many rows there are.
-            Factors::Rounded | Factors::Pairs(_) => return 0,
-        };
+        let mut x = &x.values()[rows.start * width..rows.end * width];
+        if matches!(self.factors, Factors::Rounded) {
+            let rounded = &mut self.packed[..x.len()];
+            rounded.copy_from_slice(x);
+            round_to_bf16(self.instructions, rounded);
+            x = rounded;
+        }
         let out = self.out.part(rows, column, weight.rows);
+        let kernels = (kernels.elements)(weight.format).multiply;
+        let panels = RowPanels::new(0..rows.len(), kernels.len());
         let mut done = 0;
         for bytes in beside(weight) {
-            let kernel = (kernels.elements)(weight.format).multiply[rows.len() - 1];
-            // SAFETY: `Interleaved::of` made sure of the instructions; rows and columns are of this tile alone.
-            unsafe { kernel(x, bytes, out.at_column(done)) };
+            for (row, count) in panels.iter() {
+                let x = &x[row * width..(row + count) * width];
+                let out = out.at_column(done).at_row(row);
+                // SAFETY: `Interleaved::of` made sure of the instructions; rows and columns are of this tile alone.
+                unsafe { kernels[count - 1](x, bytes, out) };
+            }
             done += ROWS;
         }
         done
@@ -348,6 +345,25 @@ impl<'a> Tile<'a> {
         // SAFETY: rows and columns are of this tile alone.
         unsafe { self.kernel.gemm_panel(x.panels, x.words, panel, out) };
     }
+}
+
+/// What [`Tile::gemm_few`] multiplies so many rows by this weight with, if it can.
+fn few(
+    instructions: Instructions,
+    factors: Factors,
+    rows: usize,
+    weight: &Weight<'_>,
+) -> Option<&'static Interleaved> {
+    let kernels = Interleaved::of(instructions)?;
+    let is_read = match factors {
+        Factors::Unrounded => true,
+        // Other weights are rounded in panels.
+        Factors::Rounded => weight.format == Format::Bf16 && rows * weight.width <= OWN_PACKED_LEN,
+        // These are multiplied straight from the weights however many rows there are.
+        Factors::Pairs(_) => false,
+    };
+    let is_few = (1..=kernels.few_for_elements).contains(&rows);
+    (is_read && is_few && weight.side_by_side(0).is_some()).then_some(kernels)
 }
 
 /// Prefetches the piece of weights that is read after this part of the depth: it is a short stretch of each of many rows, a

@@ -17,8 +17,10 @@ use sluice_machine::Instructions;
 use sluice_weights::{PIECE, Weight, WeightData};
 
 use super::{
-    interleaved::{FEW_ROWS, Interleaved, PanelLanes, RoundedRows, rows_of_panel},
-    microkernel::{self, COLUMNS_MAX, MatrixRows, Microkernel, QUANTS_DEPTH as DEPTH, TileOutput},
+    interleaved::{Interleaved, PanelLanes, RoundedRows, rows_of_panel},
+    microkernel::{
+        self, COLUMNS_MAX, MatrixRows, Microkernel, QUANTS_DEPTH as DEPTH, RowPanels, TileOutput,
+    },
     packed::{LINE, PackedRows},
 };
 
@@ -192,7 +194,8 @@ impl QuantizedGemm {
     /// What [`QuantizedGemm::gemm_few`] multiplies so many rows by this weight with, if it can.
     pub(super) fn few(&self, rows: usize, weight: &Weight<'_>) -> Option<&'static Interleaved> {
         let is_beside = weight.side_by_side(0).is_some();
-        (self.interleaved).filter(|_| (1..=FEW_ROWS).contains(&rows) && is_beside)
+        (self.interleaved)
+            .filter(|kernels| (1..=kernels.few_for_quants).contains(&rows) && is_beside)
     }
 
     /// [`QuantizedGemm::gemm`] for few rows and weights whose rows lie beside each other; returns the weight rows at the end
@@ -218,14 +221,22 @@ impl QuantizedGemm {
             let bytes = bytemuck::cast_slice_mut(words);
             (self.kernel.round)(x, bytes, numbers, 0, 1, self.groups.len);
         }
-        let kernel = (kernels.quants)(weight.format).multiply[x.len() / weight.width - 1];
-        let rows = RoundedRows { words, numbers };
+        let kernels = (kernels.quants)(weight.format).multiply;
+        let panels = RowPanels::new(0..x.len() / weight.width, kernels.len());
+        let (row_words, row_numbers) = (weight.width / BYTES, 2 * weight.width / self.groups.len);
         loop {
             while !tile.is_empty()
                 && let Some(bytes) = weight.side_by_side(tile.start)
             {
-                // SAFETY: `of` made sure of the instructions; the caller vouches for the output.
-                unsafe { kernel(rows, bytes, out.at_column(tile.start)) };
+                for (row, count) in panels.iter() {
+                    let rows = RoundedRows {
+                        words: &words[row * row_words..][..count * row_words],
+                        numbers: &numbers[row * row_numbers..][..count * row_numbers],
+                    };
+                    let out = out.at_column(tile.start).at_row(row);
+                    // SAFETY: `of` made sure of the instructions; the caller vouches for the output.
+                    unsafe { kernels[count - 1](rows, bytes, out) };
+                }
                 tile.start += ROWS_BESIDE;
             }
             // Only the last rows of a weight lie one after another.

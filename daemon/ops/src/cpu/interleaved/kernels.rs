@@ -93,7 +93,7 @@ pub(super) unsafe fn multiply_quants<L, Q, const STEPS: usize, const ROWS: usize
             let mut sums = [L::zero(); ROWS];
             for block in piece.chunks_exact(block_bytes) {
                 for index in 0..block_groups {
-                    prefetch_group::<L, Q, STEPS>(block, index);
+                    prefetch_group::<L, Q, STEPS>(block, index, AHEAD);
                     let group = Q::group::<L>(block.as_ptr(), index);
                     for (row, sum) in sums.iter_mut().enumerate() {
                         let words = x.words.as_ptr().add((row * groups + at) * STEPS);
@@ -114,7 +114,7 @@ pub(super) unsafe fn multiply_quants<L, Q, const STEPS: usize, const ROWS: usize
     unsafe { out.store::<L, ROWS>(totals) };
 }
 
-/// Prefetches as many bytes as a group of a block has: a core has few requests in flight, and waits when a whole block, up to
+/// Prefetches as many bytes as a group of a block has, so far ahead of it: a core has few requests in flight, and waits when a whole block, up to
 /// 53 lines, is asked for at once.
 ///
 /// # Safety
@@ -123,11 +123,12 @@ pub(super) unsafe fn multiply_quants<L, Q, const STEPS: usize, const ROWS: usize
 unsafe fn prefetch_group<L: Lanes, Q: Quants<STEPS>, const STEPS: usize>(
     block: &[u8],
     index: usize,
+    ahead: usize,
 ) {
     let bytes = const { LANES * Q::FORMAT.block_bytes() * 4 * STEPS / Q::FORMAT.block_len() };
     for line in (0..bytes).step_by(64) {
         // SAFETY: as the caller says.
-        unsafe { L::prefetch(block.as_ptr().wrapping_add(AHEAD + index * bytes + line)) };
+        unsafe { L::prefetch(block.as_ptr().wrapping_add(ahead + index * bytes + line)) };
     }
 }
 
@@ -194,7 +195,8 @@ where
         for index in 0..block_groups {
             // SAFETY: the lengths were compared, and all else is as the caller says.
             unsafe {
-                prefetch_group::<L, Q, STEPS>(block, index);
+                // A panel goes on with the piece behind this one.
+                prefetch_group::<L, Q, STEPS>(block, index, weights.len());
                 let group = Q::group::<L>(block.as_ptr(), index);
                 let words = panel.words.as_mut_ptr().add(at * STEPS * step);
                 for (number, word) in group.words.into_iter().enumerate() {

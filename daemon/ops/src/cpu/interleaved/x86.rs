@@ -2,10 +2,15 @@
 
 use super::Interleaved;
 
-/// Compiles the kernels for an instruction set.
+/// Compiles the kernels for an instruction set: for these numbers of rows of `x`, and used for as few rows as it says.
 macro_rules! kernels {
-    ($name:ident = $module:ident, $lanes:ident, $features:literal) => {
+    (
+        $name:ident = $module:ident, $lanes:ident, $features:literal, [$($rows:literal),*],
+        few: $few_for_quants:literal, $few_for_elements:literal
+    ) => {
         pub(super) static $name: Interleaved = Interleaved {
+            few_for_quants: $few_for_quants,
+            few_for_elements: $few_for_elements,
             quants: $module::quants,
             elements: $module::elements,
         };
@@ -38,12 +43,7 @@ macro_rules! kernels {
 
             const fn quants_of<Q: Quants<STEPS>, const STEPS: usize>() -> QuantKernels {
                 QuantKernels {
-                    multiply: [
-                        multiply_quants::<Q, STEPS, 1>,
-                        multiply_quants::<Q, STEPS, 2>,
-                        multiply_quants::<Q, STEPS, 3>,
-                        multiply_quants::<Q, STEPS, 4>,
-                    ],
+                    multiply: &[$(multiply_quants::<Q, STEPS, $rows>),*],
                     unpack: unpack::<Q, STEPS>,
                 }
             }
@@ -59,12 +59,7 @@ macro_rules! kernels {
 
             const fn elements_of<E: Elements<COUNT>, const COUNT: usize>() -> ElementKernels {
                 ElementKernels {
-                    multiply: [
-                        multiply_elements::<E, COUNT, 1>,
-                        multiply_elements::<E, COUNT, 2>,
-                        multiply_elements::<E, COUNT, 3>,
-                        multiply_elements::<E, COUNT, 4>,
-                    ],
+                    multiply: &[$(multiply_elements::<E, COUNT, $rows>),*],
                     dequantize: dequantize::<E, COUNT>,
                 }
             }
@@ -115,6 +110,10 @@ macro_rules! kernels {
     };
 }
 
-kernels! { AVX512_VNNI = avx512_vnni, Avx512Vnni, "avx512f,avx512bw,avx512vnni,avx2,fma,f16c" }
-kernels! { AVX_VNNI = avx_vnni, AvxVnni, "avx2,fma,f16c" }
-kernels! { AVX2 = avx2, Avx2, "avx2,fma,f16c" }
+kernels! {
+    AVX512_VNNI = avx512_vnni, Avx512Vnni, "avx512f,avx512bw,avx512vnni,avx2,fma,f16c", [1, 2, 3, 4, 5, 6, 7, 8],
+    few: 16, 16
+}
+// Sums of more rows would not fit in 16 registers, and panels are faster than quants that are unpacked twice.
+kernels! { AVX_VNNI = avx_vnni, AvxVnni, "avx2,fma,f16c", [1, 2, 3, 4, 5], few: 5, 10 }
+kernels! { AVX2 = avx2, Avx2, "avx2,fma,f16c", [1, 2, 3, 4, 5], few: 5, 10 }

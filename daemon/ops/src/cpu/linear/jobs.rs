@@ -6,13 +6,12 @@ use rayon::prelude::*;
 use sluice_machine::Instructions;
 use sluice_weights::{Weight, WeightData};
 
-use super::{Columns, Factors, Grid, OWN_PACKED_LEN, OutputTile, Tile};
+use super::{Columns, Factors, Grid, OWN_PACKED_LEN, OutputTile, Tile, few};
 use crate::{
     Activation,
     clock::PhaseClock,
     cpu::{
         CpuBackend,
-        interleaved::FEW_ROWS,
         microkernel::{Microkernel, RowPanels},
         packed::{LOOSE_LEN, PackedRows, Packing, Piece},
         quantized::QuantizedGemm,
@@ -172,11 +171,7 @@ impl Job<'_> {
         match (&self.products, weight.data) {
             (Some(products), _) => products.few(self.rows.len(), weight).is_some(),
             (None, WeightData::Compressed(_)) => !weight.has_columns(),
-            (None, _) => {
-                self.rows.len() <= FEW_ROWS
-                    && weight.side_by_side(0).is_some()
-                    && !matches!(self.factors, Factors::Pairs(_))
-            }
+            (None, _) => few(self.instructions, self.factors, self.rows.len(), weight).is_some(),
         }
     }
 

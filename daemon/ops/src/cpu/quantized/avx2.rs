@@ -5,7 +5,7 @@
 use std::{arch::x86_64::*, mem};
 
 use super::{
-    super::lanes::{add_products, nibbles, run, wide, wide_nibbles},
+    super::lanes::{add_products, align_stack, nibbles, run, wide, wide_nibbles},
     BLOCK, ByteKernel, ROWS, Tile, TileOutput,
     microkernel::avx2::{KERNEL as WORDS, elements as numbers_of, vector},
 };
@@ -62,6 +62,7 @@ unsafe fn tile<const ROWS: usize, const STEPS: usize, const RUN: usize>(
     scales: &[f32],
     out: TileOutput,
 ) {
+    align_stack();
     let x = x.as_chunks::<LANES>().0.as_chunks::<STEPS>().0;
     let numbers = elements.as_chunks::<LANES>().0.as_chunks::<2>().0;
     let panel = (panel.as_chunks::<VECTOR>().0.as_chunks::<2>().0)

@@ -106,7 +106,15 @@ fn bits_depend_on_nothing_beside_them() {
             _ => [96, 544],
         };
         for width in widths {
-            for (rows, outputs) in [(1, 3), (3, 1), (2, 40), (7, 64), (13, 70), (40, 33)] {
+            for (rows, outputs) in [
+                (1, 3),
+                (3, 1),
+                (2, 40),
+                (5, 48),
+                (7, 64),
+                (13, 70),
+                (40, 33),
+            ] {
                 check_bits(mode, format, rows, width, outputs);
             }
         }
