@@ -21,7 +21,7 @@ pub enum InstructionSet {
     Avx512Vnni,
     /// Those before, and dot products of bf16.
     Avx512Bf16,
-    /// Those before, and products of tiles of bytes and of bf16 (AMX).
+    /// Those before, and products of tiles of bf16 (AMX).
     Amx,
 }
 
@@ -71,7 +71,7 @@ impl InstructionSet {
             Self::Avx512Vnni => Self::Avx512.works() && is_x86_feature_detected!("avx512vnni"),
             Self::Avx512Bf16 => Self::Avx512Vnni.works() && is_x86_feature_detected!("avx512bf16"),
             #[cfg(target_os = "linux")]
-            Self::Amx => Self::Avx512Bf16.works() && amx::works(),
+            Self::Amx => Self::Avx512Bf16.works() && amx::state() == amx::State::Works,
             #[cfg(not(target_os = "linux"))]
             Self::Amx => false,
         }
@@ -117,6 +117,16 @@ impl Instructions {
     #[must_use]
     pub fn of(set: InstructionSet) -> Option<Self> {
         Self::all().iter().copied().find(|all| all.0 == set)
+    }
+
+    /// Why AMX is left out where the processor has it.
+    #[must_use]
+    pub fn amx_barred() -> Option<&'static str> {
+        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+        if let amx::State::Barred(why) = amx::state() {
+            return Some(why);
+        }
+        None
     }
 
     /// The set's name.

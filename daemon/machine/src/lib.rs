@@ -6,6 +6,7 @@ pub mod mapped;
 mod memory;
 pub mod page;
 mod rates;
+pub mod tiles;
 mod workers;
 
 use sluice_formats::DType;

@@ -1,29 +1,55 @@
 //! Whether AMX works. CPUID alone does not tell: the system has to keep the tiles, and to permit them to the process, and a
-//! virtual machine's or a sandbox's may do neither. So a product is tried, in a process of its own: an instruction that isn't
-//! there ends that process, and this one learns of it.
+//! virtual machine's or a sandbox's may do neither. So the kernel itself is tried, in a process of its own: an instruction that
+//! isn't there ends that process, and this one learns of it.
 
-use std::{
-    arch::{asm, x86_64::__cpuid_count},
-    ptr,
-};
+use std::{arch::x86_64::__cpuid_count, mem, sync::OnceLock};
 
-/// What CPUID's leaf 7 says in `edx` of products of bf16, of tiles and of products of bytes.
-const CPUID_BITS: u32 = 1 << 22 | 1 << 24 | 1 << 25;
+use crate::tiles::{Amx, COLUMNS, Line, Lines, ROWS, Shapes, Sums, Tiles, WORDS, multiply};
+
+/// What CPUID's leaf 7 says in `edx` of products of bf16, and of tiles.
+const CPUID_BITS: u32 = 1 << 22 | 1 << 24;
 /// The states of the tiles' shapes and of their elements, among those that the system keeps.
 const KEPT_STATES: u64 = 1 << 17 | 1 << 18;
 /// Asks Linux (5.16 or newer) for permission to use a state, here that of the tiles' elements.
 const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
 const TILE_DATA: libc::c_long = 18;
 
-/// Rows of a tile, and bytes of each.
-const ROWS: usize = 16;
-const ROW_BYTES: usize = 64;
-/// Bytes that a lane multiplies and adds together.
-const BYTES: usize = 4;
+/// Rows of each panel in the trial's products, and pairs of the depth: neither fills its last tile.
+const ROWS_TRIED: usize = ROWS - 3;
+const PAIRS_TRIED: usize = 2 * WORDS + 5;
+const STEPS_TRIED: usize = PAIRS_TRIED.div_ceil(WORDS);
+/// How often the trial multiplies.
+const TIMES_TRIED: usize = 4;
 
-pub(super) fn works() -> bool {
-    // Permission is asked for in the trial's process alone: the daemon has no kernels yet that need it.
-    is_named() && is_kept() && runs_apart(|| is_permitted() && has_right_product())
+/// What was found, once.
+pub(super) fn state() -> State {
+    static STATE: OnceLock<State> = OnceLock::new();
+    *STATE.get_or_init(|| {
+        if !is_named() {
+            return State::Missing;
+        }
+        if !is_kept() {
+            return State::Barred("the system doesn't keep its registers");
+        }
+        if !Apart::begin(has_right_products_while_switched).succeeds() {
+            return State::Barred("its products were wrong, or ended the process that tried them");
+        }
+        // For all threads of this process, those that run already, too: Linux keeps the permission with the process, and asks
+        // it there when a thread first uses a tile.
+        match is_permitted() {
+            true => State::Works,
+            false => State::Barred("the system doesn't permit it to this process"),
+        }
+    })
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum State {
+    /// The processor has no AMX.
+    Missing,
+    /// The processor has it, and it can't be used: why.
+    Barred(&'static str),
+    Works,
 }
 
 fn is_named() -> bool {
@@ -45,107 +71,220 @@ fn is_permitted() -> bool {
     unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) == 0 }
 }
 
-/// Whether `trial` ends in a process of its own, and is true.
-fn runs_apart(trial: fn() -> bool) -> bool {
-    // SAFETY: other threads may hold locks that the child then lacks. It takes none: it computes, and ends at once.
-    match unsafe { libc::fork() } {
-        -1 => false,
-        0 => {
+/// A process that tries something and ends; none if it could not be begun.
+struct Apart(Option<libc::pid_t>);
+
+impl Apart {
+    /// Begins a trial, which may take no lock and no memory.
+    fn begin(trial: fn() -> bool) -> Self {
+        // SAFETY: other threads may hold locks that the child then lacks. It takes none: it computes, and ends at once.
+        match unsafe { libc::fork() } {
+            -1 => Self(None),
             // SAFETY: neither call takes a lock. A trial that fails leaves no core behind.
-            unsafe {
+            0 => unsafe {
                 libc::prctl(libc::PR_SET_DUMPABLE, 0_u64);
                 libc::_exit(i32::from(!trial()))
-            }
+            },
+            child => Self(Some(child)),
         }
-        child => {
-            let mut status = 0;
-            loop {
-                // SAFETY: the child is this process's, and nobody else waits for it.
-                let ended = unsafe { libc::waitpid(child, &raw mut status, 0) };
-                if ended == child {
-                    return libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0;
-                }
-                let is_interrupted =
-                    std::io::Error::last_os_error().kind() == std::io::ErrorKind::Interrupted;
-                if !is_interrupted {
-                    return false;
-                }
+    }
+
+    /// Whether the trial ends, and is true.
+    fn succeeds(self) -> bool {
+        let Some(child) = self.0 else {
+            return false;
+        };
+        let mut status = 0;
+        loop {
+            // SAFETY: the child is this process's, and nobody else waits for it.
+            let ended = unsafe { libc::waitpid(child, &raw mut status, 0) };
+            if ended == child {
+                return libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0;
+            }
+            let is_interrupted =
+                std::io::Error::last_os_error().kind() == std::io::ErrorKind::Interrupted;
+            if !is_interrupted {
+                return false;
             }
         }
     }
 }
 
-/// Shapes of tiles, as `ldtilecfg` reads them.
-#[repr(C, align(64))]
-struct Shapes {
-    palette: u8,
-    start_row: u8,
-    reserved: [u8; 14],
-    row_bytes: [u16; 16],
-    rows: [u8; 16],
+/// Multiplies in two processes that give way to each other in the midst of each product, on the same CPU: some virtual machines
+/// lose what is in tiles when threads are switched.
+fn has_right_products_while_switched() -> bool {
+    if !is_permitted() {
+        return false;
+    }
+    stay_on_this_cpu();
+    let other = Apart::begin(has_right_products::<Switched>);
+    let own = has_right_products::<Switched>();
+    other.succeeds() && own
 }
 
-/// Multiplies two whole tiles of bytes, and compares with what it should be.
-fn has_right_product() -> bool {
-    let mut shapes = Shapes {
-        palette: 1,
-        start_row: 0,
-        reserved: [0; 14],
-        row_bytes: [0; 16],
-        rows: [0; 16],
-    };
-    shapes.row_bytes[..3].fill(ROW_BYTES as u16);
-    shapes.rows[..3].fill(ROWS as u8);
-    let numbers = |step: usize| -> [[i8; ROW_BYTES]; ROWS] {
-        std::array::from_fn(|row| {
-            std::array::from_fn(|at| ((row * 31 + at * step) % 256) as u8 as i8)
-        })
-    };
-    let (a, b) = (numbers(7), numbers(13));
-    let mut found = [[0_i32; ROWS]; ROWS];
-    // SAFETY: the caller's process may end here, and is made for it. The tiles are as large as the matrices.
+/// Keeps this process, and those that it begins, on the CPU that it runs on.
+fn stay_on_this_cpu() {
+    // SAFETY: a set of CPUs may be all zeros, and is as large as it says. Refused, the process runs where it did.
     unsafe {
-        asm!(
-            "ldtilecfg [{shapes}]",
-            "tilezero tmm0",
-            "tileloadd tmm1, [{a} + {stride}*1]",
-            "tileloadd tmm2, [{b} + {stride}*1]",
-            "tdpbssd tmm0, tmm1, tmm2",
-            "tilestored [{found} + {stride}*1], tmm0",
-            "tilerelease",
-            shapes = in(reg) ptr::from_ref(&shapes),
-            a = in(reg) a.as_ptr(),
-            b = in(reg) b.as_ptr(),
-            found = in(reg) found.as_mut_ptr(),
-            stride = in(reg) ROW_BYTES,
-            out("tmm0") _,
-            out("tmm1") _,
-            out("tmm2") _,
-            options(nostack),
-        );
+        let mut cpus: libc::cpu_set_t = mem::zeroed();
+        if let Ok(cpu) = usize::try_from(libc::sched_getcpu()) {
+            libc::CPU_SET(cpu, &mut cpus);
+            libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const cpus);
+        }
     }
-    let expected = |row: usize, column: usize| -> i32 {
-        // Words of `b` lie as they are multiplied: each of its rows has four bytes of the depth for every column.
-        let products = (0..ROW_BYTES).map(|k| {
-            let b = b[k / BYTES][column * BYTES + k % BYTES];
-            i32::from(a[row][k]) * i32::from(b)
-        });
-        products.sum()
-    };
-    (0..ROWS).all(|row| (0..ROWS).all(|column| found[row][column] == expected(row, column)))
+}
+
+/// AMX's tiles, with other processes between one instruction and the next.
+struct Switched;
+
+impl Tiles for Switched {
+    unsafe fn configure(shapes: &Shapes) {
+        // SAFETY: as the caller says, as for all that follow.
+        unsafe { Amx::configure(shapes) }
+    }
+
+    unsafe fn zero<const TILE: usize>() {
+        // SAFETY: see above.
+        unsafe { Amx::zero::<TILE>() }
+    }
+
+    unsafe fn load<const TILE: usize>(lines: &Lines) {
+        // SAFETY: see above.
+        unsafe { Amx::load::<TILE>(lines) }
+    }
+
+    unsafe fn add_products<const SUM: usize, const X: usize, const WEIGHT: usize>() {
+        // SAFETY: see above; the call takes no lock.
+        unsafe {
+            libc::sched_yield();
+            Amx::add_products::<SUM, X, WEIGHT>();
+        }
+    }
+
+    unsafe fn store<const TILE: usize>(sums: &mut Sums, column: usize) {
+        // SAFETY: see above.
+        unsafe { Amx::store::<TILE>(sums, column) }
+    }
+
+    unsafe fn release() {
+        // SAFETY: see above.
+        unsafe { Amx::release() }
+    }
+}
+
+/// Whether the kernel multiplies as it should, with one panel and with two.
+fn has_right_products<T: Tiles>() -> bool {
+    (0..TIMES_TRIED).all(|time| is_right::<T, 1>(time) && is_right::<T, 2>(time))
+}
+
+/// Multiplies small integers, whose sums are exact in any order, and compares.
+fn is_right<T: Tiles, const PANELS: usize>(time: usize) -> bool {
+    let number = |row: usize, k: usize| ((row * 31 + k * 7 + row * k + time) % 17) as i32 - 8;
+    let x_at = |row: usize, k: usize| number(row, k);
+    let weight_at = |column: usize, k: usize| number(column + 40, k);
+    let mut x = [[[[0; size_of::<Line>()]; ROWS]; STEPS_TRIED]; PANELS];
+    for (panel, steps) in x.iter_mut().enumerate() {
+        for (row, pair) in pairs_of(ROWS_TRIED) {
+            let line = &mut steps[pair / WORDS][row];
+            let row = panel * ROWS_TRIED + row;
+            line.as_chunks_mut().0[pair % WORDS] = word([0, 1].map(|k| x_at(row, 2 * pair + k)));
+        }
+    }
+    let mut weights = [[[0; size_of::<Line>()]; PAIRS_TRIED]; 2];
+    for (column, pair) in pairs_of(COLUMNS) {
+        let line = &mut weights[column / WORDS][pair];
+        line.as_chunks_mut().0[column % WORDS] =
+            word([0, 1].map(|k| weight_at(column, 2 * pair + k)));
+    }
+    let mut sums = [[[f32::NAN; COLUMNS]; ROWS]; PANELS];
+    // SAFETY: the caller's process may end here, and is made for it. The tiles are configured.
+    unsafe {
+        T::configure(&Shapes::new(ROWS_TRIED));
+        multiply::<T, PANELS>(
+            x.each_ref().map(<[Lines; STEPS_TRIED]>::as_slice),
+            weights.each_ref().map(<[Line; PAIRS_TRIED]>::as_slice),
+            false,
+            &mut sums,
+        );
+        T::release();
+    }
+    (0..PANELS * ROWS_TRIED).all(|row| {
+        (0..COLUMNS).all(|column| {
+            let products = (0..2 * PAIRS_TRIED).map(|k| x_at(row, k) * weight_at(column, k));
+            sums[row / ROWS_TRIED][row % ROWS_TRIED][column] == products.sum::<i32>() as f32
+        })
+    })
+}
+
+/// Each pair of so many rows.
+fn pairs_of(rows: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..rows).flat_map(|row| (0..PAIRS_TRIED).map(move |pair| (row, pair)))
+}
+
+/// Two small integers as bf16.
+fn word(pair: [i32; 2]) -> [u8; 4] {
+    let [[_, _, a, b], [_, _, c, d]] = pair.map(|number| (number as f32).to_le_bytes());
+    [a, b, c, d]
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tiles::Model;
 
     /// Wherever tiles are missing, their first instruction ends the process that tries it.
     #[test]
     fn a_trial_that_is_killed_is_a_no() {
-        assert!(runs_apart(|| true));
-        assert!(!runs_apart(|| false));
+        assert!(Apart::begin(|| true).succeeds());
+        assert!(!Apart::begin(|| false).succeeds());
         if !is_named() {
-            assert!(!runs_apart(has_right_product) && !works());
+            assert!(!Apart::begin(has_right_products::<Amx>).succeeds());
+            assert!(!Apart::begin(has_right_products_while_switched).succeeds());
+            assert!(state() == State::Missing);
+        }
+    }
+
+    #[test]
+    fn the_trial_takes_right_products_alone() {
+        assert!(has_right_products::<Model>());
+        assert!(!has_right_products::<Forgetful>());
+    }
+
+    /// Tiles that are lost between loads and products.
+    struct Forgetful;
+
+    impl Tiles for Forgetful {
+        unsafe fn configure(shapes: &Shapes) {
+            // SAFETY: the model works everywhere, as for all that follow.
+            unsafe { Model::configure(shapes) }
+        }
+
+        unsafe fn zero<const TILE: usize>() {
+            // SAFETY: see above.
+            unsafe { Model::zero::<TILE>() }
+        }
+
+        unsafe fn load<const TILE: usize>(lines: &Lines) {
+            // SAFETY: see above.
+            unsafe { Model::load::<TILE>(lines) }
+        }
+
+        unsafe fn add_products<const SUM: usize, const X: usize, const WEIGHT: usize>() {
+            // SAFETY: see above.
+            unsafe {
+                Model::add_products::<SUM, X, WEIGHT>();
+                Model::zero::<0>();
+            }
+        }
+
+        unsafe fn store<const TILE: usize>(sums: &mut Sums, column: usize) {
+            // SAFETY: see above.
+            unsafe { Model::store::<TILE>(sums, column) }
+        }
+
+        unsafe fn release() {
+            // SAFETY: see above.
+            unsafe { Model::release() }
         }
     }
 }
