@@ -202,6 +202,7 @@ impl<'a> Tile<'a> {
     /// Multiplies packed rows by weights that are decompressed by columns: as many columns as a block of the depth has at a
     /// time, which lie as panels need them. The depth is cut where it is for all weights, so sums are the same.
     fn gemm_columns(&mut self, weight: &Weight<'_>, x: &PackedRows<'_>, clock: &PhaseClock) {
+        let _begun = self.factors.begin(&x.panels);
         // Taken out, since methods below borrow all of `self`.
         let decoded = std::mem::take(&mut self.decompressed);
         for (first, open) in weight.chunks() {
@@ -237,6 +238,7 @@ impl<'a> Tile<'a> {
 
     /// Multiplies packed rows by weights that are not compressed, into the tile's columns from `column` on.
     fn gemm_panels(&mut self, weight: &Weight<'_>, column: usize, x: &PackedRows<'_>) {
+        let _begun = self.factors.begin(&x.panels);
         for first in (0..weight.rows).step_by(self.kernel.columns) {
             let last = weight.rows.min(first + self.kernel.columns);
             self.gemm_panel(&weight.rows(first, last), column + first, x);

@@ -11,11 +11,14 @@ mod bf16;
 pub(super) mod pairs;
 pub(super) mod portable;
 mod row_panels;
+#[cfg(any(test, target_arch = "x86_64"))]
+pub(super) mod tiles;
 
 #[cfg(target_arch = "x86_64")]
 use sluice_machine::InstructionSet;
 use sluice_machine::Instructions;
 
+use self::pairs::PairKernel;
 pub(super) use self::row_panels::RowPanels;
 
 /// How much of the depth is multiplied at a time: a panel of 32 weight rows takes 32 KiB then, and stays in a core's
@@ -149,17 +152,24 @@ impl TileOutput {
     }
 }
 
-impl pairs::PairKernel {
-    /// The kernel of these instructions, if they have one.
-    pub(in crate::cpu) fn of(instructions: Instructions) -> Option<&'static Self> {
-        #[cfg(target_arch = "x86_64")]
+/// What multiplies pairs by these instructions, if they have such products.
+pub(super) fn pair_kernel(instructions: Instructions) -> Option<&'static dyn PairKernel> {
+    #[cfg(test)]
+    if tiles::model::computes() {
+        return Some(&tiles::model::PAIRS);
+    }
+    #[cfg(target_arch = "x86_64")]
+    {
+        if instructions.has(InstructionSet::Amx) {
+            return Some(&bf16::TILES);
+        }
         if instructions.has(InstructionSet::Avx512Bf16) {
             return Some(&bf16::PAIRS);
         }
-        // Elsewhere there is none.
-        let _ = instructions;
-        None
     }
+    // Elsewhere there is none.
+    let _ = instructions;
+    None
 }
 
 impl Microkernel {

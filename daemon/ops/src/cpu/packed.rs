@@ -8,7 +8,7 @@ use sluice_machine::Instructions;
 use super::{
     CpuBackend, FEW_ELEMENTS,
     linear::{Factors, round_to_bf16},
-    microkernel::{self, MatrixRows, Microkernel, RowPanels, pairs::pairs, prefetch},
+    microkernel::{self, MatrixRows, Microkernel, RowPanels, prefetch},
     quantized::{self, RoundedPanels},
 };
 use crate::Activation;
@@ -76,23 +76,22 @@ impl Packing {
     fn panel_rows(self) -> usize {
         match self.form {
             Form::Bytes(_) => quantized::ROWS,
+            Form::Elements(Factors::Pairs(kernel)) => kernel.panel_rows(),
             Form::Elements(_) => Microkernel::of(self.instructions).rows,
         }
     }
 
     /// Words that so much of the depth of a panel takes.
     fn words(self, depth: usize) -> usize {
-        let lanes = Microkernel::of(self.instructions).packed_lanes(1);
         match self.form {
             Form::Bytes(panels) => panels.words(depth),
-            Form::Elements(Factors::Pairs(_)) => lanes * pairs(depth),
-            Form::Elements(_) => lanes * depth,
+            Form::Elements(Factors::Pairs(kernel)) => kernel.panel_words(depth),
+            Form::Elements(_) => Microkernel::of(self.instructions).packed_lanes(1) * depth,
         }
     }
 
     /// Packs a block of the depth of a panel.
     fn pack(self, x: MatrixRows<'_>, loose: &mut [f32], packed: &mut [f32]) {
-        let kernel = Microkernel::of(self.instructions);
         // Short stretches that another core may have written, which the hardware doesn't foresee: waiting for them took three
         // quarters of the time.
         for row in 0..x.count() {
@@ -100,9 +99,12 @@ impl Packing {
         }
         match self.form {
             Form::Bytes(panels) => panels.pack(x, loose, packed),
-            Form::Elements(Factors::Pairs(pairs)) => pairs.pack_rows(kernel, x, packed, loose),
+            Form::Elements(Factors::Pairs(kernel)) => {
+                // SAFETY: `pair_kernel` made sure of the instructions.
+                unsafe { kernel.pack_rows(x, packed, loose) };
+            }
             Form::Elements(factors) => {
-                kernel.pack_rows(x, packed);
+                Microkernel::of(self.instructions).pack_rows(x, packed);
                 if matches!(factors, Factors::Rounded) {
                     round_to_bf16(self.instructions, packed);
                 }

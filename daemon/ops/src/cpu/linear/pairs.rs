@@ -10,8 +10,8 @@ use crate::{
     cpu::{
         interleaved::Interleaved,
         microkernel::{
-            DEPTH, MatrixRows,
-            pairs::{PairKernel, PairLanes, pairs},
+            DEPTH, MatrixRows, RowPanels, pair_kernel,
+            pairs::{Begun, PairKernel, PairLanes, pairs},
         },
         vectors::with_vectors,
     },
@@ -26,7 +26,7 @@ pub(in crate::cpu) enum Factors {
     /// bf16, which `f32` kernels multiply.
     Rounded,
     /// bf16, which are multiplied in pairs.
-    Pairs(&'static PairKernel),
+    Pairs(&'static dyn PairKernel),
 }
 
 impl Factors {
@@ -34,7 +34,16 @@ impl Factors {
         if !rounds_to_bf16(device, format) {
             return Self::Unrounded;
         }
-        PairKernel::of(device.instructions()).map_or(Self::Rounded, Self::Pairs)
+        pair_kernel(device.instructions()).map_or(Self::Rounded, Self::Pairs)
+    }
+
+    /// Prepares this thread for products of these panels, until what it returns is dropped.
+    pub(super) fn begin(self, panels: &RowPanels) -> Option<Begun> {
+        match self {
+            // SAFETY: `pair_kernel` made sure of the instructions.
+            Self::Pairs(kernel) => Some(unsafe { Begun::new(kernel, panels) }),
+            Self::Unrounded | Self::Rounded => None,
+        }
     }
 }
 
@@ -60,7 +69,7 @@ impl Tile<'_> {
     /// Multiplies packed rows by a panel of weights.
     pub(super) fn gemm_pairs(
         &mut self,
-        kernel: &PairKernel,
+        kernel: &dyn PairKernel,
         weight: &Weight<'_>,
         column: usize,
         x: &PackedBlock<'_>,
@@ -83,7 +92,7 @@ impl Tile<'_> {
     /// The same for weights that come input by input, of which the outputs are those from `output` on.
     pub(super) fn gemm_input_pairs(
         &mut self,
-        kernel: &PairKernel,
+        kernel: &dyn PairKernel,
         inputs: MatrixRows<'_>,
         output: usize,
         column: usize,
@@ -94,11 +103,11 @@ impl Tile<'_> {
         // Taken out, since the method below borrows all of `self`.
         let panel = std::mem::take(&mut self.panel);
         let (low, high) = panel[..2 * words].split_at_mut(words);
-        // SAFETY: `PairKernel::of` made sure of the instructions.
+        // SAFETY: `pair_kernel` made sure of the instructions.
         unsafe {
-            (kernel.pair_inputs)(inputs, output, low);
+            kernel.pair_inputs(inputs, output, low);
             if count > ROWS {
-                (kernel.pair_inputs)(inputs, output + ROWS, high);
+                kernel.pair_inputs(inputs, output + ROWS, high);
             }
         }
         self.multiply_pairs(kernel, x, column, count, [as_lanes(low), as_lanes(high)]);
@@ -108,7 +117,7 @@ impl Tile<'_> {
     /// Pairs of at most 16 rows of weights; bf16 that lie beside each other are read where they are.
     fn pair_weights<'b>(
         &mut self,
-        kernel: &PairKernel,
+        kernel: &dyn PairKernel,
         weight: &Weight<'b>,
         part: &Range<usize>,
         panel: &'b mut [f32],
@@ -124,11 +133,11 @@ impl Tile<'_> {
             return bytes.as_chunks().0;
         }
         let kernels = Interleaved::of(self.instructions).expect("weights lie so for kernels");
-        // SAFETY: `Interleaved::of` and `PairKernel::of` made sure of the instructions.
+        // SAFETY: `Interleaved::of` and `pair_kernel` made sure of the instructions.
         unsafe {
             ((kernels.elements)(weight.format).dequantize)(bytes, self.dequantized, ROWS);
             let inputs = MatrixRows::new(self.dequantized, ROWS, part.len(), ROWS);
-            (kernel.pair_inputs)(inputs, 0, panel);
+            kernel.pair_inputs(inputs, 0, panel);
         }
         as_lanes(panel)
     }
@@ -136,7 +145,7 @@ impl Tile<'_> {
     /// Packs pairs of rows that lie one after another.
     fn pair_rows(
         &mut self,
-        kernel: &PairKernel,
+        kernel: &dyn PairKernel,
         weight: &Weight<'_>,
         part: &Range<usize>,
         panel: &mut [f32],
@@ -153,8 +162,8 @@ impl Tile<'_> {
                 bytemuck::cast_slice_mut(loose)[..stored.len()].copy_from_slice(stored);
             } else {
                 weight.dequantize_row(row, part.start, values);
-                // SAFETY: `PairKernel::of` made sure of the instructions.
-                unsafe { (kernel.round)(values, loose) };
+                // SAFETY: `pair_kernel` made sure of the instructions.
+                unsafe { kernel.round(values, loose) };
             }
         }
         let rows = MatrixRows::new(loose, words, weight.rows, words);
@@ -164,7 +173,7 @@ impl Tile<'_> {
     /// Multiplies packed rows by pairs of weights, into `count` of the tile's columns from `column` on.
     fn multiply_pairs(
         &self,
-        kernel: &PairKernel,
+        kernel: &dyn PairKernel,
         x: &PackedBlock<'_>,
         column: usize,
         count: usize,
@@ -172,8 +181,9 @@ impl Tile<'_> {
     ) {
         let mut out = self.out.part(&x.panels.rows(), column, count);
         out.adds |= x.part.start > 0;
-        // SAFETY: `PairKernel::of` made sure of the instructions; rows and columns are of this tile alone.
-        unsafe { (kernel.gemm_panel)(x.panels, x.words, weights, out) };
+        // SAFETY: `pair_kernel` made sure of the instructions, `gemm_columns` or `gemm_panels` began, and rows and columns are of
+        // this tile alone.
+        unsafe { kernel.gemm_panel(x.panels, x.words, weights, out) };
     }
 }
 

@@ -3,6 +3,7 @@
 mod bf16;
 mod grouped;
 mod layout;
+mod tiles;
 
 use std::sync::{Arc, atomic::AtomicBool};
 
@@ -26,7 +27,10 @@ use sluice_weights::{CompressedRows, CompressedTensor};
 use super::{grid::ROWS_MIN, *};
 use crate::{
     CommonMemory, Ops, ROUNDED_ROWS_ERROR,
-    cpu::{microkernel::RowPanels, packed::PACKED_LEN},
+    cpu::{
+        microkernel::{RowPanels, tiles::model::Computing},
+        packed::PACKED_LEN,
+    },
     device::Device,
     ledger::{Ledger, SharedBudget},
 };
@@ -433,6 +437,8 @@ fn compressed_weights_come_to_the_same_bits() {
             for ops in &all {
                 same_bits(ops, &expected, &compressed);
             }
+            let _tiles = Computing::new();
+            same_bits(all.last().unwrap(), &expected, &compressed);
         }
     }
 }
@@ -516,6 +522,8 @@ fn columns_come_to_the_same_bits() {
             // Chunks begin in the middle of what others begin with.
             same_bits_of_rows(ops, &expected, &compressed, 290);
         }
+        let _tiles = Computing::new();
+        same_bits(all.last().unwrap(), &expected, &compressed);
     }
 }
 

@@ -1,6 +1,6 @@
 //! Rows and weights in pairs of bf16: a word is a pair of inputs of one row, so that words are packed as `f32` are.
 
-use super::{MatrixRows, Microkernel, RowPanels, TileOutput};
+use super::{MatrixRows, RowPanels, TileOutput};
 
 /// Words of 16 rows of weights, one of each row.
 pub(in crate::cpu) type PairLanes = [u8; 64];
@@ -10,48 +10,77 @@ pub(in crate::cpu) fn pairs(depth: usize) -> usize {
     depth.div_ceil(2)
 }
 
-/// What multiplies pairs, beside the [`Microkernel`] of the same instructions, which moves their words.
-pub(in crate::cpu) struct PairKernel {
-    pub(in crate::cpu) round: Round,
-    pub(in crate::cpu) pair_inputs: PairInputs,
-    pub(in crate::cpu) gemm_panel: GemmPanel,
+/// What multiplies pairs, beside the [`Microkernel`](super::Microkernel) of the same instructions, which moves words of weights.
+///
+/// Unsafe functions ask that the CPU has the kernel's instructions.
+pub(in crate::cpu) trait PairKernel: Sync {
+    /// Most rows of a panel of `x`.
+    fn panel_rows(&self) -> usize;
+
+    /// Words that so much of the depth of a panel takes.
+    fn panel_words(&self, depth: usize) -> usize;
+
+    /// Packs rows of `x` that make a panel, rounded to nearest even and in pairs. `loose` has room for them.
+    ///
+    /// # Safety
+    /// See above.
+    unsafe fn pack_rows(&self, x: MatrixRows<'_>, packed: &mut [f32], loose: &mut [f32]);
+
+    /// Rounds elements to pairs, to nearest even.
+    ///
+    /// # Safety
+    /// See above.
+    unsafe fn round(&self, values: &[f32], words: &mut [f32]);
+
+    /// Rounds weights that come input by input, 16 rows of them from `lane` on, to pairs. Lanes beyond the rows get zeros.
+    ///
+    /// # Safety
+    /// See above.
+    unsafe fn pair_inputs(&self, inputs: MatrixRows<'_>, lane: usize, words: &mut [f32]);
+
+    /// Prepares this thread for panels with so many rows at most.
+    ///
+    /// # Safety
+    /// See above.
+    unsafe fn begin(&self, _rows: usize) {}
+
+    /// Ends what [`PairKernel::begin`] began.
+    ///
+    /// # Safety
+    /// See above.
+    unsafe fn end(&self) {}
+
+    /// Multiplies packed panels of `x` by the words of 32 rows of weights, of which the last 16 may be none of the output's. The
+    /// output begins at the first of these rows.
+    ///
+    /// # Safety
+    /// See above, and this thread began with as many rows as any of the panels has. The output's columns of all rows are nobody
+    /// else's.
+    unsafe fn gemm_panel(
+        &self,
+        rows: &RowPanels,
+        packed: &[f32],
+        weights: [&[PairLanes]; 2],
+        out: TileOutput,
+    );
 }
 
-/// Rounds elements to pairs, to nearest even.
-///
-/// # Safety
-/// The CPU has the kernel's instructions.
-type Round = unsafe fn(values: &[f32], words: &mut [f32]);
+/// A thread that multiplies pairs, until this is dropped.
+pub(in crate::cpu) struct Begun(&'static dyn PairKernel);
 
-/// Rounds weights that come input by input, 16 rows of them from `lane` on, to pairs. Lanes beyond the rows get zeros.
-///
-/// # Safety
-/// The CPU has the kernel's instructions.
-type PairInputs = unsafe fn(inputs: MatrixRows<'_>, lane: usize, words: &mut [f32]);
+impl Begun {
+    /// # Safety
+    /// The CPU has the kernel's instructions.
+    pub(in crate::cpu) unsafe fn new(kernel: &'static dyn PairKernel, panels: &RowPanels) -> Self {
+        // SAFETY: as the caller says.
+        unsafe { kernel.begin(panels.tallest()) };
+        Self(kernel)
+    }
+}
 
-/// Multiplies packed panels of `x` by the words of 32 rows of weights, of which the last 16 may be none of the output's. The
-/// output begins at the first of these rows.
-///
-/// # Safety
-/// The CPU has the kernel's instructions. The output's columns of all rows are nobody else's.
-type GemmPanel =
-    unsafe fn(rows: &RowPanels, packed: &[f32], weights: [&[PairLanes]; 2], out: TileOutput);
-
-impl PairKernel {
-    /// Packs rows of `x` that make a panel, rounded and in pairs. `loose` has room for them.
-    pub(in crate::cpu) fn pack_rows(
-        &self,
-        words_kernel: &Microkernel,
-        x: MatrixRows<'_>,
-        packed: &mut [f32],
-        loose: &mut [f32],
-    ) {
-        let words = pairs(x.depth);
-        for (row, out) in loose.chunks_exact_mut(words).take(x.count).enumerate() {
-            // SAFETY: `of` made sure of the instructions.
-            unsafe { (self.round)(x.row(row), out) };
-        }
-        let loose = MatrixRows::new(loose, words, x.count, words);
-        words_kernel.transpose(loose, packed, words_kernel.row_lanes, 0);
+impl Drop for Begun {
+    fn drop(&mut self) {
+        // SAFETY: as when it began.
+        unsafe { self.0.end() };
     }
 }

@@ -29,6 +29,11 @@ impl RowPanels {
         self.panels.len()
     }
 
+    /// Most rows that any of all panels has.
+    pub(in crate::cpu) fn tallest(&self) -> usize {
+        self.rows.len().div_ceil(self.all)
+    }
+
     /// One of so many parts with nearly as many panels each.
     pub(in crate::cpu) fn part(&self, index: usize, parts: usize) -> Self {
         let begin = |part| self.panels.start + part * self.len() / parts;

@@ -5,7 +5,7 @@ use half::bf16;
 use super::*;
 
 /// Devices of all instructions, with products of bf16.
-fn devices() -> impl Iterator<Item = Device> {
+pub(super) fn devices() -> impl Iterator<Item = Device> {
     let all = Instructions::all().iter();
     all.map(|&instructions| {
         let device = Device::cpu(2).unwrap().with_instructions(instructions);
@@ -14,7 +14,13 @@ fn devices() -> impl Iterator<Item = Device> {
 }
 
 /// Compares with a sum in `f64` of what both sides are rounded to.
-fn check_rounded(device: &Device, rows: usize, width: usize, outputs: usize, format: Format) {
+pub(super) fn check_rounded(
+    device: &Device,
+    rows: usize,
+    width: usize,
+    outputs: usize,
+    format: Format,
+) {
     let ops = Ops::new(device.clone(), Ledger::default()).unwrap();
     assert!(ops.rounds_rows(format));
     let x = numbers(rows * width, 1);

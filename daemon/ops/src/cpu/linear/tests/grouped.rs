@@ -28,7 +28,7 @@ fn offsets(groups: [usize; EXPERTS]) -> Vec<usize> {
     std::iter::once(0).chain(ends).collect()
 }
 
-fn check_grouped(device: Device, format: Format, outputs: usize, is_interleaved: bool) {
+pub(super) fn check_grouped(device: Device, format: Format, outputs: usize, is_interleaved: bool) {
     let ops = Ops::new(device, Ledger::default()).unwrap();
     let rows = EXPERTS * outputs;
     let mut words = stored(rows * WIDTH, format);

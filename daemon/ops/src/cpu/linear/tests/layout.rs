@@ -7,9 +7,9 @@ use super::*;
 
 /// Which kernels compute, and from what.
 #[derive(Debug, Clone, Copy)]
-struct Mode {
-    instructions: Instructions,
-    is_bf16: bool,
+pub(super) struct Mode {
+    pub(super) instructions: Instructions,
+    pub(super) is_bf16: bool,
 }
 
 impl Mode {
@@ -42,7 +42,7 @@ fn products(mode: Mode, x: &[f32], weight: &Weight<'_>, threads: usize) -> Vec<f
 }
 
 /// Compares with each row alone, with every other number of threads, and with the other layout.
-fn check_bits(mode: Mode, format: Format, rows: usize, width: usize, outputs: usize) {
+pub(super) fn check_bits(mode: Mode, format: Format, rows: usize, width: usize, outputs: usize) {
     let x = numbers(rows * width, 1);
     let words = stored(outputs * width, format);
     let plain = weight(&words, outputs, width, format);
