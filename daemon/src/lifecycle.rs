@@ -13,6 +13,7 @@ use listenfd::ListenFd;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sluice_engine::{Engine, EngineError, EngineOptions, PlanOptions};
 use sluice_formats::DType;
+use sluice_machine::Instructions;
 use sluice_ops::{OpsError, device::DeviceChoice};
 use sluice_proto::v1;
 use sluice_shared::{exit, units};
@@ -295,6 +296,9 @@ fn banner(config: &Config) {
         budget = %config.budget.value,
         "sluiced starts"
     );
+    if let Some(reason) = Instructions::amx_barred() {
+        tracing::warn!(reason, "the processor has AMX, which is left out");
+    }
 }
 
 /// Logs which GPU computes, or why the CPU does although a GPU might.

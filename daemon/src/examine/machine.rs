@@ -54,13 +54,17 @@ fn processor(instructions: Instructions) -> Finding {
     );
     // Elsewhere nothing optional is used.
     let is_slow = cfg!(target_arch = "x86_64") && Instructions::of(InstructionSet::Avx2).is_none();
-    match is_slow {
-        true => warning(
+    if is_slow {
+        let advice = "the CPU computes several times slower without AVX2; in a virtual machine pass the host's processor through";
+        return warning(SUBJECT, found, advice);
+    }
+    match Instructions::amx_barred() {
+        Some(why) => warning(
             SUBJECT,
-            found,
-            "the CPU computes several times slower without AVX2; in a virtual machine pass the host's processor through",
+            format!("{found}; AMX is left out: {why}"),
+            "AMX takes Linux 5.16 or newer, and in a virtual machine or a sandbox one that passes it through; all else works without",
         ),
-        false => ok(SUBJECT, found),
+        None => ok(SUBJECT, found),
     }
 }
 

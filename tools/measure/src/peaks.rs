@@ -32,17 +32,20 @@ pub enum ProductInstruction {
     Dpbusd512,
     /// `bf16`, of which pairs are added in `f32`.
     Dpbf16512,
+    /// The same in AMX's tiles.
+    Tdpbf16,
 }
 
 impl ProductInstruction {
     /// All of them.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Fma256,
         Self::Fma512,
         Self::Maddubs256,
         Self::Dpbusd256,
         Self::Dpbusd512,
         Self::Dpbf16512,
+        Self::Tdpbf16,
     ];
 
     /// The best one that matmuls with weights of this format can use; `None` where kernels are the compiler's.
@@ -50,7 +53,7 @@ impl ProductInstruction {
     pub fn of(ops: &Ops, format: Format) -> Option<Self> {
         let instructions = ops.device().instructions();
         let candidates: &[Self] = match (ops.rounds_rows(format), format.block_len()) {
-            (true, 1) => &[Self::Dpbf16512, Self::Fma512, Self::Fma256],
+            (true, 1) => &[Self::Tdpbf16, Self::Dpbf16512, Self::Fma512, Self::Fma256],
             (true, _) => &[Self::Dpbusd512, Self::Dpbusd256, Self::Maddubs256],
             (false, _) => &[Self::Fma512, Self::Fma256],
         };
@@ -68,6 +71,7 @@ impl ProductInstruction {
             Self::Dpbusd256 => "dpbusd 256",
             Self::Dpbusd512 => "dpbusd 512",
             Self::Dpbf16512 => "dpbf16 512",
+            Self::Tdpbf16 => "tdpbf16",
         }
     }
 
@@ -79,6 +83,7 @@ impl ProductInstruction {
             Self::Dpbusd256 => InstructionSet::AvxVnni,
             Self::Dpbusd512 => InstructionSet::Avx512Vnni,
             Self::Dpbf16512 => InstructionSet::Avx512Bf16,
+            Self::Tdpbf16 => InstructionSet::Amx,
         }
     }
 
@@ -95,6 +100,8 @@ impl ProductInstruction {
             Self::Dpbusd256 => (x86::dpbusd_256, 2 * 32),
             Self::Dpbusd512 => (x86::dpbusd_512, 2 * 64),
             Self::Dpbf16512 => (x86::dpbf16_512, 2 * 32),
+            // Of a product of whole tiles, what each of its cycles makes.
+            Self::Tdpbf16 => (x86::tdpbf16, 2 * 16 * 16 * 32 / x86::TILE_STEPS),
         };
         // SAFETY: the CPU has the instruction.
         let seconds = fastest(threads, |_, _| unsafe { chains(STEPS) });
@@ -165,6 +172,7 @@ mod x86 {
         mem,
     };
 
+    use sluice_machine::tiles::{Amx, ROWS, Shapes, Tiles};
     use sluice_ops::measure::FILL_BYTE;
 
     use super::CHAINS;
@@ -209,4 +217,25 @@ mod x86 {
     chains! { dpbusd_256, "avx2", ymm_reg, __m256i, ["{{vex}} vpdpbusd {sum}, {factor}, {factor}"] }
     chains! { dpbusd_512, "avx512f", zmm_reg, __m512i, ["vpdpbusd {sum}, {factor}, {factor}"] }
     chains! { dpbf16_512, "avx512f", zmm_reg, __m512i, ["vdpbf16ps {sum}, {factor}, {factor}"] }
+
+    /// Steps that a product of whole tiles is counted as: it takes 16 cycles, where a vector's takes one or less.
+    pub(super) const TILE_STEPS: usize = 16;
+
+    /// Products of tiles in four sums, which are as many as there is room for beside their factors.
+    ///
+    /// # Safety
+    /// The CPU has AMX.
+    pub(super) unsafe fn tdpbf16(steps: usize) {
+        // SAFETY: as the caller says; all tiles are of the same shape.
+        unsafe {
+            Amx::configure(&Shapes::new(ROWS));
+            for _ in 0..steps / TILE_STEPS * (CHAINS / 4) {
+                Amx::add_products::<0, 4, 6>();
+                Amx::add_products::<1, 4, 7>();
+                Amx::add_products::<2, 5, 6>();
+                Amx::add_products::<3, 5, 7>();
+            }
+            Amx::release();
+        }
+    }
 }
