@@ -7,11 +7,12 @@ mod hugging_face;
 mod keys;
 mod latent;
 mod llada;
+mod mixture;
 mod published;
 mod rwkv7;
 
 use serde_json::{Map, Value};
-use sluice_weights::{LayerKind, Rope, Shape};
+use sluice_weights::{LayerKind, Rope, Router, Shape};
 
 use self::keys::shortened;
 pub use self::published::{PUBLISHED_SHAPES, PublishedShape};
@@ -30,12 +31,20 @@ pub enum Family {
     Qwen2,
     /// Qwen2 with a norm of each head of queries and keys in the place of biases.
     Qwen3,
+    /// Qwen3 with mixtures of experts.
+    Qwen3Moe,
     /// Masked diffusion with Qwen2's layers.
     Dream,
     /// Block diffusion with Qwen3's layers: SDAR, TraDo.
     Sdar,
+    /// Block diffusion with Qwen3-MoE's layers.
+    SdarMoe,
     /// Block diffusion with Qwen2's layers: Fast-dLLM v2.
     FastDllm,
+    /// Masked diffusion with mixtures of experts.
+    LladaMoe,
+    /// Block diffusion with mixtures of experts, LLaDA2.0.
+    Llada2,
     /// Autoregressive, with a state of fixed size in the place of a KV cache.
     Rwkv7,
     /// Autoregressive within a window, with latents that are inferred from the prompt.
@@ -44,20 +53,24 @@ pub enum Family {
 
 impl Family {
     /// Every supported family.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 14] = [
         Self::Llada,
         Self::Llama,
         Self::Mistral,
         Self::Qwen2,
         Self::Qwen3,
+        Self::Qwen3Moe,
         Self::Dream,
         Self::Sdar,
+        Self::SdarMoe,
         Self::FastDllm,
+        Self::LladaMoe,
+        Self::Llada2,
         Self::Rwkv7,
         Self::LatentThought,
     ];
 
-    /// The name that screens and `config.json`'s `model_type` use.
+    /// The name that screens and `config.json`'s `model_type` use; LLaDA-MoE's files have LLaDA's.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -66,9 +79,13 @@ impl Family {
             Self::Mistral => "mistral",
             Self::Qwen2 => "qwen2",
             Self::Qwen3 => "qwen3",
+            Self::Qwen3Moe => "qwen3_moe",
             Self::Dream => "Dream",
             Self::Sdar => "sdar",
+            Self::SdarMoe => "sdar_moe",
             Self::FastDllm => "Fast_dLLM_Qwen",
+            Self::LladaMoe => "llada_moe",
+            Self::Llada2 => "llada2_moe",
             Self::Rwkv7 => "rwkv7",
             Self::LatentThought => "ltm",
         }
@@ -77,8 +94,9 @@ impl Family {
     /// The blocks of a block diffusion model, where its configuration names no others.
     fn blocks(self) -> Option<BlockDiffusion> {
         let (length, filled_together) = match self {
-            Self::Sdar => (4, 4),
+            Self::Sdar | Self::SdarMoe => (4, 4),
             Self::FastDllm => (32, 8),
+            Self::Llada2 => (32, 32),
             _ => return None,
         };
         Some(BlockDiffusion {
@@ -95,9 +113,13 @@ impl Family {
             Self::Mistral => "MistralForCausalLM",
             Self::Qwen2 => "Qwen2ForCausalLM",
             Self::Qwen3 => "Qwen3ForCausalLM",
+            Self::Qwen3Moe => "Qwen3MoeForCausalLM",
             Self::Dream => "DreamModel",
             Self::Sdar => "SDARForCausalLM",
+            Self::SdarMoe => "SDARMoeForCausalLM",
             Self::FastDllm => "Fast_dLLM_QwenForCausalLM",
+            Self::LladaMoe => "LLaDAMoEModelLM",
+            Self::Llada2 => "LLaDA2MoeModelLM",
             Self::Rwkv7 => "RWKV7ForCausalLM",
             Self::LatentThought => "LatentThoughtModel",
         }
@@ -115,6 +137,8 @@ pub struct ModelConfig {
     pub vocab_size: usize,
     /// Rotary embedding of queries and keys; `None` for layers without positions.
     pub rope: Option<Rope>,
+    /// How experts are chosen; `None` for models without any.
+    pub router: Option<Router>,
     /// Added to the mean square in norms.
     pub epsilon: f32,
     /// The mask token of a masked diffusion model; `None` for autoregressive models.
@@ -201,10 +225,14 @@ impl ModelConfig {
             vocab_size: shape.padded_vocab_size,
             // LLaDA's and Llama 3's base; memory and time don't depend on it.
             rope: match shape.layer_kind {
-                LayerKind::Attention | LayerKind::LatentThought(_) => {
+                LayerKind::Attention | LayerKind::Mixture(_) | LayerKind::LatentThought(_) => {
                     Some(Rope::plain(500_000.0, shape.head_dim))
                 }
                 LayerKind::Rwkv7(_) => None,
+            },
+            router: match shape.layer_kind {
+                LayerKind::Mixture(_) => Some(Router::Softmax { renormalizes: true }),
+                _ => None,
             },
             epsilon: 1e-5,
             mask: (!shape.causal).then_some(MaskToken {
@@ -216,7 +244,7 @@ impl ModelConfig {
             bos_token_id: None,
             inference: match shape.layer_kind {
                 LayerKind::LatentThought(_) => Some(LatentInference::default()),
-                LayerKind::Attention | LayerKind::Rwkv7(_) => None,
+                _ => None,
             },
             shape: shape.clone(),
         }
@@ -241,16 +269,18 @@ impl ModelConfig {
 
 /// The family that `model_type` names, or else the first of `architectures`.
 fn family(config: &Map<String, Value>) -> Result<Family, CheckpointError> {
-    // LLaDA-MoE has LLaDA's `model_type`, but another architecture.
-    let experts = config.get("num_experts").and_then(Value::as_u64);
-    let model_type = config
-        .get("model_type")
-        .and_then(Value::as_str)
-        .filter(|_| experts.unwrap_or(0) == 0);
+    let model_type = config.get("model_type").and_then(Value::as_str);
     let architecture = config
         .get("architectures")
         .and_then(|list| list.get(0))
         .and_then(Value::as_str);
+    // LLaDA-MoE has LLaDA's `model_type`.
+    let experts = config.get("num_experts").and_then(Value::as_u64);
+    let has_experts =
+        experts.unwrap_or(0) > 0 || architecture == Some(Family::LladaMoe.architecture());
+    if model_type == Some(Family::Llada.name()) && has_experts {
+        return Ok(Family::LladaMoe);
+    }
     // `model_type` decides alone where it counts: fine-tunes may have an architecture of their own name.
     let is_named = |family: &&Family| match (model_type, architecture) {
         (Some(model_type), _) => model_type == family.name(),

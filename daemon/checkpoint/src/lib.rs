@@ -13,6 +13,7 @@ mod file;
 mod file_version;
 mod find;
 mod folder;
+mod fused_attention;
 pub mod gguf;
 mod prior;
 pub mod pruning;
@@ -84,6 +85,8 @@ pub struct Checkpoint {
     /// Identity of each file on disk; `None` for embedded files.
     stamps: Vec<Option<FileStamp>>,
     tensors: BTreeMap<String, TensorEntry>,
+    /// Some rows of these tensors, which models ask for by names of their own.
+    parts: BTreeMap<String, TensorEntry>,
     /// The header of the GGUF file, if it is one.
     gguf: Option<Gguf>,
     /// What RWKV's official names stand for, if its tensors have them.
@@ -142,6 +145,7 @@ impl Checkpoint {
             files: Vec::new(),
             stamps: Vec::new(),
             tensors: BTreeMap::new(),
+            parts: BTreeMap::new(),
             gguf: None,
             rwkv: None,
             container_files: None,
@@ -198,13 +202,18 @@ impl Checkpoint {
             checkpoint.tensors = tensors;
             checkpoint.rwkv = Some(rwkv);
         }
+        if fused_attention::are_in(&checkpoint.tensors) {
+            let config = checkpoint.config()?;
+            let path_of = |entry: &TensorEntry| checkpoint.path_of(entry).to_owned();
+            checkpoint.parts = fused_attention::parts(&checkpoint.tensors, &config, path_of)?;
+        }
         Ok(checkpoint)
     }
 
     /// The tensor of exactly this name, if there is one.
     #[must_use]
     pub fn tensor(&self, name: &str) -> Option<&TensorEntry> {
-        self.tensors.get(name)
+        self.tensors.get(name).or_else(|| self.parts.get(name))
     }
 
     /// The names of all tensors, sorted.
@@ -251,7 +260,7 @@ impl Checkpoint {
         match (&self.gguf, &self.rwkv) {
             (Some(gguf), _) => gguf.file_name(name),
             (None, Some(rwkv)) => rwkv.file_name(name),
-            (None, None) => name.to_owned(),
+            (None, None) => fused_attention::file_name(name).unwrap_or_else(|| name.to_owned()),
         }
     }
 

@@ -214,6 +214,7 @@ impl ConvertedWeights {
             stamps: Vec::new(),
             files: vec![file],
             tensors,
+            parts: BTreeMap::new(),
             gguf: None,
             rwkv: None,
             container_files: None,

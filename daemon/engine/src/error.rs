@@ -158,6 +158,9 @@ pub enum EngineError {
         /// Elements in one of the model's heads.
         head_dim: usize,
     },
+    /// The GPU's kernels have no routers.
+    #[error("mixtures of experts are computed on the CPU alone")]
+    MixtureOnGpu,
     /// A sample of the learned prior is infinite or not a number.
     #[error("the sample of the model's learned prior is not finite")]
     PriorNotFinite,

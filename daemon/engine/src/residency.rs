@@ -374,6 +374,15 @@ impl Residency {
         ReversedOrder(self)
     }
 
+    /// Whether a weight group is streamed, and has to be acquired in its turn.
+    ///
+    /// # Panics
+    /// When the model has no such group.
+    #[must_use]
+    pub fn is_streamed(&self, group: WeightGroup) -> bool {
+        matches!(self.group(group).placement, GroupPlacement::Streamed(_))
+    }
+
     /// Whether nothing is streamed, so that `acquire` never waits.
     #[must_use]
     pub fn is_resident(&self) -> bool {

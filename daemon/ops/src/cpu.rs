@@ -150,12 +150,11 @@ impl CpuBackend {
         let instructions = self.instructions();
         self.each_row(x, |index, row| {
             let (cos, sin) = table.at(positions[index]);
-            match table.pairs {
-                RopePairs::HalfSplit => rows::rotate(instructions, row, cos, sin, direction),
-                RopePairs::Interleaved => {
-                    rows::rotate_neighbours(instructions, row, cos, sin, direction);
-                }
-            }
+            let rotate = match table.pairs {
+                RopePairs::HalfSplit => rows::rotate,
+                RopePairs::Interleaved => rows::rotate_neighbours,
+            };
+            rotate(instructions, row, table.head_dim, cos, sin, direction);
         });
     }
 

@@ -2,7 +2,7 @@
 
 use sluice_weights::Weight;
 
-use crate::{Activation, Backend, Ops, OpsError, Phase};
+use crate::{Activation, Backend, Ops, OpsError, Phase, all};
 
 impl Ops {
     /// `x · expertᵀ` where rows are sorted by expert: those from `offsets[e]` to `offsets[e + 1]` are multiplied by
@@ -23,9 +23,32 @@ impl Ops {
         experts: &[Weight<'_>],
         offsets: &[usize],
     ) -> Result<Activation, OpsError> {
-        let outputs = experts.first().expect("there are experts").rows;
+        let (experts, _) = experts.as_chunks::<1>();
+        let [out] = self.grouped_linear_each(x, experts, offsets)?;
+        Ok(out)
+    }
+
+    /// [`Ops::grouped_linear`] with several matrices of each expert, which on the CPU are multiplied in one go.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn grouped_linear_each<const N: usize>(
+        &self,
+        x: &Activation,
+        experts: &[[Weight<'_>; N]],
+        offsets: &[usize],
+    ) -> Result<[Activation; N], OpsError> {
+        let first = experts.first().expect("there are experts");
+        let outputs = first.map(|weight| weight.rows);
+        let has_shape = |expert: &[Weight<'_>; N]| {
+            let widths = expert.iter().all(|weight| weight.width == x.width());
+            widths && expert.map(|weight| weight.rows) == outputs
+        };
         assert!(
-            (experts.iter()).all(|expert| (expert.rows, expert.width) == (outputs, x.width())),
+            experts.iter().all(has_shape),
             "the shapes of experts differ, or the widths of rows and weights"
         );
         assert!(
@@ -35,20 +58,23 @@ impl Ops {
             "the offsets are not those of all experts and rows"
         );
         let _timed = self.timed(Phase::Matmul);
-        let mut out = self.pool.take(x.len(), outputs, self.device.dtype())?;
+        let take = |outputs| self.pool.take(x.len(), outputs, self.device.dtype());
+        let mut outs = all(outputs.map(take))?;
         let groups = (offsets.array_windows().zip(experts))
             .map(|(&[from, to], expert)| (from..to, expert))
             .filter(|(rows, _)| !rows.is_empty());
         match &self.backend {
-            Backend::Cpu(cpu) => cpu.gemm_grouped(x, groups, out.values_mut()),
+            Backend::Cpu(cpu) => cpu.gemm_grouped(x, groups, outs.each_mut()),
             Backend::Gpu(gpu) => {
                 for (rows, expert) in groups {
-                    let target = out.rows_span(rows.start, rows.len());
-                    gpu.matmul_rows(x, rows, expert, (target, out.dtype()), false)?;
+                    for (weight, out) in expert.iter().zip(&outs) {
+                        let target = out.rows_span(rows.start, rows.len());
+                        gpu.matmul_rows(x, rows.clone(), weight, (target, out.dtype()), false)?;
+                    }
                 }
             }
             Backend::DryRun => {}
         }
-        Ok(out)
+        Ok(outs)
     }
 }

@@ -19,6 +19,7 @@ pub mod ledger;
 mod lm_head;
 mod logits;
 pub mod measure;
+mod mixture;
 mod recurrent_state;
 mod rotation;
 mod rwkv7;
@@ -49,6 +50,7 @@ pub use self::{
         RankingScore, SamplingParams, TopToken,
     },
     logits::LogitsRows,
+    mixture::Routing,
     recurrent_state::{PassStates, RecurrentState, StatePart, StateShape},
     rwkv7::{ChannelFunction, TimeMixInputs, TimeMixVector},
     shapes::{AttentionShape, KvCacheShape, WINDOW_PASS_ROWS},
@@ -676,6 +678,8 @@ pub struct RopeTable {
     /// For each position: cosines, then sines.
     values: DeviceBuffer<f32>,
     half: usize,
+    /// Elements of a head, of which the first `2 * half` are rotated.
+    head_dim: usize,
     pairs: RopePairs,
 }
 
@@ -685,11 +689,10 @@ impl RopeTable {
     /// # Errors
     /// When memory cannot be allocated.
     pub fn new(rope: &Rope, positions: usize, ops: &Ops) -> Result<Self, OpsError> {
-        let head_dim = rope.head_dim();
-        let half = head_dim / 2;
         let frequencies = &rope.frequencies;
+        let half = frequencies.len();
         let fill = |values: &mut [f32]| {
-            for (position, row) in values.chunks_exact_mut(head_dim).enumerate() {
+            for (position, row) in values.chunks_exact_mut(2 * half).enumerate() {
                 let (cos, sin) = row.split_at_mut(half);
                 for i in 0..half {
                     // The product is rounded to `f32` before the sine is taken, as in the reference; in `f64` the
@@ -698,12 +701,13 @@ impl RopeTable {
                 }
             }
         };
-        let len = positions * head_dim;
+        let len = positions * 2 * half;
         let values =
             DeviceBuffer::filled(&ops.device, &ops.ledger, MemoryKind::Weights, len, fill)?;
         Ok(Self {
             values,
             half,
+            head_dim: rope.head_dim,
             pairs: rope.pairs,
         })
     }

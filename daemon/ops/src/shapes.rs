@@ -47,7 +47,7 @@ impl KvCacheShape {
     pub fn of(shape: &Shape, format: Format) -> Self {
         let window = match shape.layer_kind {
             LayerKind::LatentThought(latents) => Some(latents.window),
-            LayerKind::Attention | LayerKind::Rwkv7(_) => None,
+            LayerKind::Attention | LayerKind::Mixture(_) | LayerKind::Rwkv7(_) => None,
         };
         Self {
             layers: shape.layers,

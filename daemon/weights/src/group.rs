@@ -16,6 +16,13 @@ pub enum WeightGroup {
     // Apart from gate and up: in LLaDA-8B all three in one group would make each staging buffer half as large again.
     /// A layer's down projection.
     Down(usize),
+    /// The router of a layer's experts and the norm before it, in the place of gate and up.
+    Router(usize),
+    /// The expert of a layer that all rows go through.
+    SharedExpert(usize),
+    // Each by itself: a pass multiplies by some of them, and they are far too large together for a staging buffer.
+    /// One of a layer's experts, counted from 0: its gate, up and down projections.
+    Expert(usize, usize),
     /// The norm before the LM head.
     FinalNorm,
     /// A part of the LM head: some rows of the vocabulary. The value counts the parts from 0.
@@ -30,7 +37,10 @@ impl WeightGroup {
             Self::Attention(layer)
             | Self::CrossAttention(layer)
             | Self::GateUp(layer)
-            | Self::Down(layer) => Some(layer),
+            | Self::Down(layer)
+            | Self::Router(layer)
+            | Self::SharedExpert(layer)
+            | Self::Expert(layer, _) => Some(layer),
             Self::Embedding | Self::FinalNorm | Self::LmHead(_) => None,
         }
     }
@@ -83,6 +93,10 @@ pub enum TensorPart {
     Up,
     /// [hidden size, intermediate size].
     Down,
+    /// [experts, hidden size].
+    Router,
+    /// [1, experts], added where experts are chosen.
+    RouterBias,
     /// [1, hidden size].
     FinalNorm,
     /// [1, hidden size], of a norm that has a bias.
@@ -94,7 +108,8 @@ pub enum TensorPart {
 }
 
 impl TensorPart {
-    /// The weight group that it belongs to, in `layer` where it belongs to one; for the LM head its first part.
+    /// The weight group that it belongs to, in `layer` where it belongs to one and has no experts; for the LM head its
+    /// first part.
     #[must_use]
     pub fn group(self, layer: usize) -> WeightGroup {
         match self {
@@ -120,6 +135,7 @@ impl TensorPart {
                 WeightGroup::GateUp(layer)
             }
             Self::Down => WeightGroup::Down(layer),
+            Self::Router | Self::RouterBias => WeightGroup::Router(layer),
             Self::FinalNorm | Self::FinalNormBias => WeightGroup::FinalNorm,
             Self::LmHead => WeightGroup::LmHead(0),
         }
@@ -154,6 +170,9 @@ impl TensorPart {
             | Self::CrossNorm
             | Self::MlpNorm
             | Self::MlpNormBias
+            // A choice of other experts is a larger error than any of their weights has.
+            | Self::Router
+            | Self::RouterBias
             | Self::FinalNorm
             | Self::FinalNormBias => true,
         }
@@ -176,6 +195,8 @@ pub struct TensorSpec {
     pub layer: usize,
     /// Its role in the group.
     pub part: TensorPart,
+    /// The weight group that it belongs to; for the LM head its first part.
+    pub group: WeightGroup,
     /// The KV heads whose rows or columns a pruned layer's tensor has; `None` where it has all, or none of any head.
     pub kept_kv_heads: Option<KeptKvHeads>,
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Shape, TensorPart, TensorSpec};
+use super::{Shape, TensorPart, TensorSpec, WeightGroup};
 
 /// The input of one or more matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -38,6 +38,14 @@ impl MatrixInput {
     pub fn of(spec: &TensorSpec) -> Option<Self> {
         let layer = spec.layer;
         match spec.part {
+            // Each expert has rows of its own.
+            _ if matches!(
+                spec.group,
+                WeightGroup::Expert(..) | WeightGroup::SharedExpert(_)
+            ) =>
+            {
+                None
+            }
             TensorPart::Query | TensorPart::Key | TensorPart::Value => Some(Self::Attention(layer)),
             TensorPart::AttentionOutput => Some(Self::AttentionOutput(layer)),
             TensorPart::Gate | TensorPart::Up => Some(Self::Mlp(layer)),

@@ -12,6 +12,7 @@ pub mod layout;
 mod limits;
 mod pruned;
 mod rope;
+mod router;
 mod rwkv7;
 mod shape;
 mod storage;
@@ -31,8 +32,9 @@ pub use self::{
     },
     pruned::KeptSizes,
     rope::{Llama3Scaling, Rope, RopePairs},
+    router::Router,
     rwkv7::{RWKV7_HEAD_DIM, Rwkv7Part, Rwkv7Ranks},
-    shape::{LayerKind, Shape, TensorNaming},
+    shape::{ATTENTION_PARTS, ExpertShape, FUSED_ATTENTION, LayerKind, Shape, TensorNaming},
     storage::{
         CompressedRange, MixedTensor, SourceTensor, Storage, TensorPlan, Tier, WeightFormat,
         WeightGroupPlan, weight_groups,

@@ -12,8 +12,10 @@ pub enum RopePairs {
 /// RoPE's frequencies and pairs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rope {
-    /// Radians per position, for each of a head's pairs.
+    /// Radians per position, for each pair of the elements that are rotated.
     pub frequencies: Vec<f32>,
+    /// Elements of a head. Those behind the ones that are rotated stay as they are.
+    pub head_dim: usize,
     /// The pairs.
     pub pairs: RopePairs,
 }
@@ -39,6 +41,7 @@ impl Rope {
         let frequency = |i: usize| base.powf((2 * i) as f32 / head_dim as f32).recip();
         Self {
             frequencies: (0..head_dim / 2).map(frequency).collect(),
+            head_dim,
             pairs: RopePairs::HalfSplit,
         }
     }
@@ -68,10 +71,10 @@ impl Rope {
         rope
     }
 
-    /// Elements of a head.
+    /// The same rotation of the first elements of longer heads.
     #[must_use]
-    pub fn head_dim(&self) -> usize {
-        2 * self.frequencies.len()
+    pub fn of_heads(self, head_dim: usize) -> Self {
+        Self { head_dim, ..self }
     }
 }
 

@@ -1,8 +1,10 @@
 //! The shape of a model without its weights: plans are made from it, and synthetic checkpoints.
 
+mod experts;
 mod latent;
 mod rwkv7;
 
+pub use self::experts::ExpertShape;
 use super::{LatentShape, Rwkv7Ranks, TensorPart, TensorSpec};
 
 /// How a family names its tensors.
@@ -12,6 +14,8 @@ pub enum TensorNaming {
     Llada,
     /// `model.layers.N.self_attn.q_proj` and so on, as in Hugging Face's Llama and Qwen.
     HuggingFace,
+    /// `model.layers.N.attention.query_key_value` and so on, as in LLaDA2.0.
+    Llada2,
     /// `layers.N.attention.wq` and so on, as in the official latent thought model.
     LatentThought,
 }
@@ -21,6 +25,8 @@ pub enum TensorNaming {
 pub enum LayerKind {
     /// Attention and a gated MLP.
     Attention,
+    /// Attention and a mixture of experts, or in some layers a gated MLP.
+    Mixture(ExpertShape),
     /// RWKV-7's time mix, whose state has a fixed size, and channel mix. Its heads count as attention heads.
     Rwkv7(Rwkv7Ranks),
     /// Attention within a window, cross-attention to the layer's own latents, and a gated MLP.
@@ -71,6 +77,15 @@ impl Shape {
         }
     }
 
+    /// The experts of a layer; `None` where it has a gated MLP.
+    #[must_use]
+    pub fn experts(&self, layer: usize) -> Option<&ExpertShape> {
+        match &self.layer_kind {
+            LayerKind::Mixture(experts) => Some(experts).filter(|experts| experts.are_in(layer)),
+            _ => None,
+        }
+    }
+
     /// Every tensor of a checkpoint of this shape, by its exact name and in the order of use. A tied LM head is the
     /// embedding's tensor again.
     #[must_use]
@@ -101,6 +116,11 @@ impl Shape {
             ];
             for (&(shape, part), name) in parts.iter().zip(names.parts) {
                 let name = format!("{}.{layer}.{name}", names.layers);
+                if let (TensorPart::MlpNorm, Some(experts)) = (part, self.experts(layer)) {
+                    let prefix = format!("{}.{layer}.mlp", names.layers);
+                    specs.extend(experts.tensors(&name, &prefix, layer, width));
+                    break;
+                }
                 // Of these families, only queries, keys and values ever have biases.
                 let bias = match part {
                     TensorPart::Query => Some(TensorPart::QueryBias),
@@ -111,10 +131,7 @@ impl Shape {
                 specs.push(weight(&name, shape, layer, part));
                 specs.extend(bias.filter(|_| self.biases).map(|part| TensorSpec {
                     name: format!("{name}.bias"),
-                    shape: shape[..1].to_vec(),
-                    layer,
-                    part,
-                    kept_kv_heads: None,
+                    ..weight(&name, &shape[..1], layer, part)
                 }));
                 if part == TensorPart::AttentionOutput && self.qk_norms {
                     let norms = [TensorPart::QueryNorm, TensorPart::KeyNorm].into_iter();
@@ -155,7 +172,7 @@ impl Shape {
     fn embedding(&self) -> &'static str {
         match self.layer_kind {
             LayerKind::Rwkv7(_) => "model.embeddings",
-            LayerKind::Attention | LayerKind::LatentThought(_) => Names::of(self.naming).embedding,
+            _ => Names::of(self.naming).embedding,
         }
     }
 
@@ -173,13 +190,42 @@ impl Shape {
         self.stored().map(|spec| numbers(&spec)).sum()
     }
 
-    /// The tensors that a checkpoint stores: without a tied LM head.
+    /// The tensors that a checkpoint stores: without a tied LM head, and with queries, keys and values in one matrix where
+    /// files have them so.
     pub fn stored(&self) -> impl Iterator<Item = TensorSpec> {
         let tied = self.tied;
+        let is_fused = self.naming == TensorNaming::Llada2;
+        let heads = self.attention_heads + 2 * self.kv_heads;
+        let rows = heads * self.head_dim;
         self.tensors()
             .into_iter()
-            .filter(move |spec| !(tied && spec.part == TensorPart::LmHead))
+            .filter_map(move |spec| match spec.part {
+                TensorPart::LmHead if tied => None,
+                TensorPart::Key | TensorPart::Value if is_fused => None,
+                TensorPart::Query if is_fused => Some(TensorSpec {
+                    name: fused_name(&spec.name),
+                    shape: vec![rows, spec.shape[1]],
+                    ..spec
+                }),
+                _ => Some(spec),
+            })
     }
+}
+
+/// The matrix whose rows are a layer's queries, keys and values, as files of [`TensorNaming::Llada2`] have it.
+pub const FUSED_ATTENTION: &str = ".attention.query_key_value.weight";
+
+/// The names of its parts, in the order of its rows.
+pub const ATTENTION_PARTS: [&str; 3] = [
+    ".attention.query.weight",
+    ".attention.key.weight",
+    ".attention.value.weight",
+];
+
+/// The name of the matrix that has these rows.
+fn fused_name(name: &str) -> String {
+    let layer = name.strip_suffix(ATTENTION_PARTS[0]).unwrap_or(name);
+    format!("{layer}{FUSED_ATTENTION}")
 }
 
 /// A family's tensor names, without `.weight`.
@@ -234,6 +280,24 @@ impl Names {
                 final_norm: "model.norm",
                 lm_head: "lm_head",
             },
+            TensorNaming::Llada2 => Self {
+                embedding: "model.word_embeddings",
+                layers: "model.layers",
+                parts: [
+                    "input_layernorm",
+                    "attention.query",
+                    "attention.key",
+                    "attention.value",
+                    "attention.dense",
+                    "post_attention_layernorm",
+                    "mlp.gate_proj",
+                    "mlp.up_proj",
+                    "mlp.down_proj",
+                ],
+                qk_norms: ["attention.query_layernorm", "attention.key_layernorm"],
+                final_norm: "model.norm",
+                lm_head: "lm_head",
+            },
             // The LM head is the embedding, under the head's name.
             TensorNaming::LatentThought => Self {
                 embedding: "output",
@@ -263,6 +327,7 @@ fn weight(name: &str, shape: &[usize], layer: usize, part: TensorPart) -> Tensor
         shape: shape.to_vec(),
         layer,
         part,
+        group: part.group(layer),
         kept_kv_heads: None,
     }
 }

@@ -1,7 +1,7 @@
 //! How tensors are stored and where they live, as a plan decides it for each weight group, and how a model's tensors
 //! are gathered into weight groups.
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 use sluice_codec::Scheme;
 use sluice_formats::{Format, interleaved::ROWS};
@@ -382,21 +382,25 @@ pub fn weight_groups(sources: &[SourceTensor]) -> Vec<WeightGroupPlan> {
 
 fn weight_groups_of(sources: &[SourceTensor], head_numbers_max: usize) -> Vec<WeightGroupPlan> {
     let mut groups: Vec<WeightGroupPlan> = Vec::new();
-    // The last groups are searched first: consecutive tensors mostly share one.
+    let mut places: HashMap<WeightGroup, usize> = HashMap::new();
     let mut add = |unit: WeightGroup, tensor: TensorPlan| {
         let kept = &sources[tensor.tensor].spec.kept_kv_heads;
-        match groups.iter_mut().rev().find(|known| known.group == unit) {
-            Some(known) => {
+        match places.get(&unit) {
+            Some(&place) => {
+                let known = &mut groups[place];
                 known.tensors.push(tensor);
                 // The norm before them has none of its own.
                 known.kept_kv_heads = known.kept_kv_heads.take().or_else(|| kept.clone());
             }
-            None => groups.push(WeightGroupPlan {
-                group: unit,
-                tier: Tier::Device,
-                tensors: vec![tensor],
-                kept_kv_heads: kept.clone(),
-            }),
+            None => {
+                places.insert(unit, groups.len());
+                groups.push(WeightGroupPlan {
+                    group: unit,
+                    tier: Tier::Device,
+                    tensors: vec![tensor],
+                    kept_kv_heads: kept.clone(),
+                });
+            }
         }
     };
     for (index, source) in sources.iter().enumerate() {
@@ -413,9 +417,8 @@ fn weight_groups_of(sources: &[SourceTensor], head_numbers_max: usize) -> Vec<We
         };
         if source.spec.part != TensorPart::LmHead {
             let coded = source.compressed_range(0, rows);
-            let unit = source.spec.part.group(source.spec.layer);
             add(
-                unit,
+                source.spec.group,
                 TensorPlan {
                     compressed: coded,
                     ..whole
@@ -450,6 +453,9 @@ fn order(group: WeightGroup) -> (usize, usize, usize) {
         WeightGroup::CrossAttention(layer) => (1, layer, 1),
         WeightGroup::GateUp(layer) => (1, layer, 2),
         WeightGroup::Down(layer) => (1, layer, 3),
+        WeightGroup::Router(layer) => (1, layer, 4),
+        WeightGroup::SharedExpert(layer) => (1, layer, 5),
+        WeightGroup::Expert(layer, expert) => (1, layer, 6 + expert),
         WeightGroup::FinalNorm => (2, 0, 0),
         WeightGroup::LmHead(part) => (3, part, 0),
     }

@@ -1,5 +1,5 @@
 //! `config.json` as Hugging Face's transformers writes it for Llama and its relatives: Llama 2 and 3, TinyLlama,
-//! SmolLM2, Mistral, Qwen2, 2.5 and 3, and Dream.
+//! SmolLM2, Mistral, Qwen2, 2.5 and 3, Dream, and models that were made of them.
 //!
 //! Papers: Touvron et al. 2023 (arXiv 2302.13971), Jiang et al. 2023 (arXiv 2310.06825), Yang et al. 2024
 //! (arXiv 2407.10671 and, for Qwen3, 2505.09388), Ye et al. 2025, "Dream 7B" (arXiv 2508.15487).
@@ -21,6 +21,7 @@ use sluice_weights::{
 use super::{
     BlockDiffusion, Family, MaskToken, ModelConfig,
     keys::{self, ConfigKeys, LAYERS_MAX, VOCAB_SIZE_MAX, problem, shortened},
+    mixture,
 };
 use crate::CheckpointError;
 
@@ -29,6 +30,7 @@ const ROPE_THETA: f32 = 10_000.0;
 /// Mask ids of published vocabularies, for configurations that name none.
 const SDAR_MASK: usize = 151_669;
 const FAST_DLLM_MASK: usize = 151_665;
+const LLADA_MOE_MASK: usize = 156_895;
 /// Longest block of a block diffusion model: a pass computes all of its positions at once.
 const BLOCK_LENGTH_MAX: usize = 4096;
 /// transformers' default for norms.
@@ -41,7 +43,7 @@ pub(super) fn read(
     generation: Option<&Map<String, Value>>,
 ) -> Result<ModelConfig, CheckpointError> {
     // Variants first: sizes of a model that cannot be run don't matter.
-    check_variant(config)?;
+    check_variant(family, config)?;
     let keys = ConfigKeys(config);
     let width = keys.size("hidden_size", HIDDEN_SIZE_MAX)?;
     let heads = keys.size("num_attention_heads", HIDDEN_SIZE_MAX)?;
@@ -52,21 +54,44 @@ pub(super) fn read(
     keys::check_kv_heads("num_key_value_heads", heads, kv_heads)?;
     let head_dim = head_dim(&keys, width, heads)?;
     let vocabulary = keys.size("vocab_size", VOCAB_SIZE_MAX)?;
-    let eos_token_ids = keys::eos_token_ids(config, generation, vocabulary)?;
+    let mut eos_token_ids = keys::eos_token_ids(config, generation, vocabulary)?;
+    // LLaDA2.0's files name the token that ends a text as the one that fills what is behind it.
+    if let (Family::Llada2, true) = (family, eos_token_ids.is_empty()) {
+        let filler = keys.optional_size("pad_token_id", vocabulary - 1)?;
+        eos_token_ids.extend(filler.map(|id| id as u32));
+    }
     let mask = match family {
-        Family::Dream | Family::Sdar | Family::FastDllm => {
-            Some(mask(family, &keys, vocabulary, &eos_token_ids)?)
-        }
+        Family::Dream
+        | Family::Sdar
+        | Family::SdarMoe
+        | Family::FastDllm
+        | Family::LladaMoe
+        | Family::Llada2 => Some(mask(family, &keys, vocabulary, &eos_token_ids)?),
         _ => None,
     };
+    let layers = keys.size("num_hidden_layers", LAYERS_MAX)?;
+    let mixture = mixture::read(family, &keys, layers)?;
+    let dense_width = match family {
+        Family::LladaMoe => "dense_intermediate_size",
+        _ => "intermediate_size",
+    };
     let shape = Shape {
-        naming: TensorNaming::HuggingFace,
-        layers: keys.size("num_hidden_layers", LAYERS_MAX)?,
+        naming: match family {
+            Family::Llada2 => TensorNaming::Llada2,
+            _ => TensorNaming::HuggingFace,
+        },
+        layers,
         hidden_size: width,
         attention_heads: heads,
         kv_heads,
         head_dim,
-        intermediate_size: keys.size("intermediate_size", HIDDEN_SIZE_MAX)?,
+        intermediate_size: match &mixture {
+            // The width of an MLP that no layer has.
+            Some((experts, _)) if (0..layers).all(|layer| experts.are_in(layer)) => {
+                experts.intermediate_size
+            }
+            _ => keys.size(dense_width, HIDDEN_SIZE_MAX)?,
+        },
         padded_vocab_size: vocabulary,
         context_length: context_length(&keys)?,
         causal: mask.is_none(),
@@ -75,13 +100,21 @@ pub(super) fn read(
         // `attention_bias` is refused above: Qwen2's biases are part of its architecture, and its output projection has
         // none.
         biases: matches!(family, Family::Qwen2 | Family::Dream | Family::FastDllm),
-        qk_norms: matches!(family, Family::Qwen3 | Family::Sdar),
-        layer_kind: LayerKind::Attention,
+        qk_norms: mixture.is_some() || matches!(family, Family::Qwen3 | Family::Sdar),
+        layer_kind: match mixture {
+            Some((experts, _)) => LayerKind::Mixture(experts),
+            None => LayerKind::Attention,
+        },
+    };
+    let rotated = match family {
+        Family::Llada2 => mixture::rotated(&keys, head_dim)?,
+        _ => head_dim,
     };
     Ok(ModelConfig {
         family,
         vocab_size: vocabulary,
-        rope: Some(rope(&keys, head_dim)?),
+        rope: Some(rope(&keys, rotated)?.of_heads(head_dim)),
+        router: mixture.map(|(_, router)| router),
         shape,
         epsilon: keys.positive("rms_norm_eps", EPSILON)?,
         mask,
@@ -99,9 +132,10 @@ fn mask(
     eos_token_ids: &[u32],
 ) -> Result<MaskToken, CheckpointError> {
     let published = match family {
-        // In neither's published configuration: SDAR's has it, and an older copy of it has not.
-        Family::Sdar => Some(SDAR_MASK),
+        // Not in all published configurations: SDAR's has it, and an older copy of it has not.
+        Family::Sdar | Family::SdarMoe => Some(SDAR_MASK),
         Family::FastDllm => Some(FAST_DLLM_MASK),
+        Family::LladaMoe | Family::Llada2 => Some(LLADA_MOE_MASK),
         _ => None,
     };
     let blocks = family.blocks().map(|usual| {
@@ -134,15 +168,18 @@ fn mask(
     })
 }
 
-fn check_variant(config: &Map<String, Value>) -> Result<(), CheckpointError> {
+fn check_variant(family: Family, config: &Map<String, Value>) -> Result<(), CheckpointError> {
     let expected = [
         ("hidden_act", "silu".into()),
         ("attention_bias", false.into()),
         ("mlp_bias", false.into()),
         ("rope_interleaved", false.into()),
-        ("partial_rotary_factor", 1.0.into()),
     ];
     keys::check_variant(config, &expected)?;
+    match family {
+        Family::Llada2 => {}
+        _ => keys::check_variant(config, &[("partial_rotary_factor", 1.0.into())])?,
+    }
     // GPTQ, AWQ and the like store packed integers instead of weights.
     match config.get("quantization_config") {
         None | Some(Value::Null) => Ok(()),

@@ -19,7 +19,7 @@ pub(super) fn check_variant(
         match config.get(*key) {
             // As in transformers, null means that the default applies.
             None | Some(Value::Null) => {}
-            Some(found) if found == expected => {}
+            Some(found) if found == expected || is_same_number(found, expected) => {}
             Some(found) => {
                 let found = shortened(&found.to_string());
                 return Err(problem(
@@ -30,6 +30,11 @@ pub(super) fn check_variant(
         }
     }
     Ok(())
+}
+
+/// Whether both are numbers, and equal: files have 1 and 1.0.
+fn is_same_number(found: &Value, expected: &Value) -> bool {
+    found.is_number() && found.as_f64() == expected.as_f64()
 }
 
 /// The ids of `eos_token_id` in both files, without repetition.
@@ -122,6 +127,12 @@ pub(super) struct ConfigKeys<'a>(pub(super) &'a Map<String, Value>);
 impl ConfigKeys<'_> {
     pub(super) fn size(&self, key: &'static str, max: usize) -> Result<usize, CheckpointError> {
         self.optional_size(key, max)?
+            .ok_or_else(|| problem(key, "is missing"))
+    }
+
+    /// As [`ConfigKeys::size`], or 0.
+    pub(super) fn count(&self, key: &'static str, max: usize) -> Result<usize, CheckpointError> {
+        self.bounded(key, 0, max)?
             .ok_or_else(|| problem(key, "is missing"))
     }
 

@@ -75,6 +75,7 @@ pub(super) fn read(
             qk_norms: false,
             layer_kind: LayerKind::LatentThought(latents),
         },
+        router: None,
         epsilon: keys.positive("norm_eps", 1e-5)?,
         mask: None,
         eos_token_ids: keys::eos_token_ids(config, generation, vocab_size)?,

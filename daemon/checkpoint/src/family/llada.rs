@@ -82,6 +82,7 @@ pub(super) fn read(
             head_dim,
         )),
         shape,
+        router: None,
         epsilon: keys.positive("rms_norm_eps", 1e-5)?,
         mask: Some(MaskToken {
             token_id: keys.mask_token_id(vocabulary, &eos_token_ids, None)?,
@@ -192,15 +193,7 @@ mod tests {
         let refusal = |key: &str, value: Value| read(|config| config[key] = value).unwrap_err();
         assert_eq!(
             refusal("model_type", "mamba".into()),
-            "unsupported architecture \"mamba\"; supported are llada, llama, mistral, qwen2, qwen3, Dream, sdar, Fast_dLLM_Qwen, rwkv7, ltm"
-        );
-        let with_experts = read(|config| {
-            config["architectures"] = json!(["LLaDAMoEModelLM"]);
-            config["num_experts"] = 16.into();
-        });
-        assert_eq!(
-            with_experts.unwrap_err(),
-            "unsupported architecture \"LLaDAMoEModelLM\"; supported are llada, llama, mistral, qwen2, qwen3, Dream, sdar, Fast_dLLM_Qwen, rwkv7, ltm"
+            "unsupported architecture \"mamba\"; supported are llada, llama, mistral, qwen2, qwen3, qwen3_moe, Dream, sdar, sdar_moe, Fast_dLLM_Qwen, llada_moe, llada2_moe, rwkv7, ltm"
         );
         assert_eq!(
             refusal("alibi", true.into()),

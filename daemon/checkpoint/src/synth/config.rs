@@ -1,7 +1,7 @@
 //! `config.json` of a shape, with the keys that its family is read by.
 
 use serde_json::{Value, json};
-use sluice_weights::{LayerKind, Rwkv7Ranks, Shape, TensorNaming};
+use sluice_weights::{ExpertShape, LayerKind, Rwkv7Ranks, Shape, TensorNaming};
 
 use super::SynthDType;
 use crate::{CheckpointError, family::ModelConfig};
@@ -42,6 +42,7 @@ pub fn check(shape: &Shape) -> Result<(), CheckpointError> {
 pub(super) fn config(shape: &Shape, element: SynthDType) -> Value {
     let mut config = match (shape.naming, shape.causal, shape.biases) {
         (TensorNaming::Llada, ..) => llada(shape),
+        _ if let LayerKind::Mixture(experts) = &shape.layer_kind => mixture(shape, experts),
         (TensorNaming::HuggingFace, ..) if let LayerKind::Rwkv7(ranks) = &shape.layer_kind => {
             rwkv7(shape, ranks)
         }
@@ -55,6 +56,8 @@ pub(super) fn config(shape: &Shape, element: SynthDType) -> Value {
         (TensorNaming::HuggingFace, false, _) if shape.qk_norms => sdar(shape),
         (TensorNaming::HuggingFace, false, _) => dream(shape),
         (TensorNaming::LatentThought, ..) => latent_thought(shape),
+        // Its layers have experts.
+        (TensorNaming::Llada2, ..) => hugging_face(shape, "LLaDA2MoeModelLM", "llada2_moe"),
     };
     config["torch_dtype"] = match element {
         SynthDType::Bf16 => "bfloat16",
@@ -101,6 +104,46 @@ fn llada(shape: &Shape) -> Value {
         "scale_logits": false,
         "alibi": false,
     })
+}
+
+/// A mixture of experts. Which family has such a shape, and no other, follows from its sizes.
+fn mixture(shape: &Shape, experts: &ExpertShape) -> Value {
+    let (architecture, model_type) = match (shape.naming, shape.causal) {
+        (TensorNaming::Llada2, _) => ("LLaDA2MoeModelLM", "llada2_moe"),
+        (_, true) => ("Qwen3MoeForCausalLM", "qwen3_moe"),
+        (_, false) => ("SDARMoeForCausalLM", "sdar_moe"),
+    };
+    let mut config = hugging_face(shape, architecture, model_type);
+    let more = json!({
+        "num_experts": experts.count,
+        "num_experts_per_tok": experts.per_token,
+        "moe_intermediate_size": experts.intermediate_size,
+        "norm_topk_prob": true,
+    });
+    let of_family = match shape.naming {
+        TensorNaming::Llada2 => json!({
+            "first_k_dense_replace": experts.dense_layers,
+            "num_shared_experts": experts.shared_intermediate_size / experts.intermediate_size,
+            "moe_router_enable_expert_bias": experts.has_choice_bias,
+            "n_group": 8,
+            "topk_group": 4,
+            "routed_scaling_factor": 2.5,
+            "score_function": "sigmoid",
+            "partial_rotary_factor": 0.5,
+        }),
+        _ => json!({
+            "decoder_sparse_step": experts.layer_step,
+            "mlp_only_layers": (0..experts.dense_layers).collect::<Vec<_>>(),
+        }),
+    };
+    for keys in [more, of_family] {
+        let keys = keys.as_object().cloned().unwrap_or_default();
+        config.as_object_mut().expect("made as one").extend(keys);
+    }
+    if !shape.causal {
+        config["mask_token_id"] = shape.padded_vocab_size.saturating_sub(1).into();
+    }
+    config
 }
 
 fn rwkv7(shape: &Shape, ranks: &Rwkv7Ranks) -> Value {

@@ -31,11 +31,14 @@ impl FreshTensor {
         use Rwkv7Part as Own;
         match spec.part {
             TensorPart::AttentionNorm
+            | TensorPart::QueryNorm
+            | TensorPart::KeyNorm
             | TensorPart::CrossNorm
             | TensorPart::MlpNorm
             | TensorPart::FinalNorm
             | TensorPart::Rwkv7(Own::FirstNorm | Own::HeadNorm) => Self::Constant(1.0),
             TensorPart::AttentionNormBias
+            | TensorPart::RouterBias
             | TensorPart::MlpNormBias
             | TensorPart::FinalNormBias
             | TensorPart::Rwkv7(Own::FirstNormBias | Own::HeadNormBias) => Self::Constant(0.0),

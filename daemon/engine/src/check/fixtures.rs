@@ -614,6 +614,10 @@ fn block_request_of(case: &Value, plain: Generate, prompts: &[Value]) -> Option<
                 ..stops(plain)
             })
         }
+        "LLaDA2.0" => Some(Generate {
+            policy: threshold()?,
+            ..stops(plain)
+        }),
         _ => None,
     }
 }

@@ -1,5 +1,5 @@
 //! The layers of all families, written once for every device, format and tier: pre-norm blocks of attention and a gated
-//! MLP, or of RWKV-7's time mix and channel mix.
+//! MLP or a mixture of experts, or of RWKV-7's time mix and channel mix.
 //!
 //! With attention: RMSNorm in `f32`, rotary embedding at positions counted from the start of the prompt, SwiGLU.
 //!
@@ -12,6 +12,7 @@
 mod attention;
 mod cross_attention;
 mod latent_gradient;
+mod mixture;
 mod mlp;
 mod rows;
 mod rwkv7;
@@ -245,6 +246,15 @@ impl Network {
                     hidden = self.attention(ops, weights, layer, hidden, (rows, seen), observer)?;
                     self.mlp(ops, weights, layer, &mut hidden, observer)?;
                 }
+                LayerKind::Mixture(_) => {
+                    hidden = self.attention(ops, weights, layer, hidden, (rows, seen), observer)?;
+                    match self.config.shape.experts(layer) {
+                        Some(experts) => {
+                            self.mixture(ops, weights, layer, &mut hidden, experts)?;
+                        }
+                        None => self.mlp(ops, weights, layer, &mut hidden, observer)?,
+                    }
+                }
                 LayerKind::LatentThought(sizes) => {
                     hidden = self.attention(ops, weights, layer, hidden, (rows, seen), observer)?;
                     let kept = (rows, &mut seen.latents);
@@ -260,7 +270,9 @@ impl Network {
             }
         }
         match self.config.shape.layer_kind {
-            LayerKind::Attention | LayerKind::LatentThought(_) => Ok(hidden),
+            LayerKind::Attention | LayerKind::Mixture(_) | LayerKind::LatentThought(_) => {
+                Ok(hidden)
+            }
             // The last layer's state needs all rows.
             LayerKind::Rwkv7(_) => Ok(ops.take_rows(&hidden, &rows.wanted)?),
         }

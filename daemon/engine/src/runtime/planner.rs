@@ -130,6 +130,9 @@ impl Planner {
                 head_dim: shape.head_dim,
             });
         }
+        if machine.device.gpu.is_some() && matches!(shape.layer_kind, LayerKind::Mixture(_)) {
+            return Err(EngineError::MixtureOnGpu);
+        }
         let sources = checkpoint.model_sources(shape)?;
         let sources = weight_cache::with_estimated_compression(checkpoint, sources)?;
         let machine = Machine {
@@ -141,7 +144,7 @@ impl Planner {
             LayerKind::LatentThought(sizes) => {
                 checkpoint.prior([shape.layers * sizes.latents, shape.hidden_size])?
             }
-            LayerKind::Attention | LayerKind::Rwkv7(_) => None,
+            LayerKind::Attention | LayerKind::Mixture(_) | LayerKind::Rwkv7(_) => None,
         };
         Ok(Self::new(config, sources, prior, machine))
     }

@@ -106,6 +106,14 @@ fn logits_block_diffusion() {
 }
 
 #[test]
+fn logits_mixtures_of_experts() {
+    check_logits("qwen3-moe-tiny");
+    check_logits("sdar-moe-tiny");
+    check_logits("llada-moe-tiny");
+    check_logits("llada2-tiny");
+}
+
+#[test]
 fn logits_states_rwkv7() {
     check_logits("rwkv7-tiny");
 }
@@ -166,6 +174,14 @@ fn tokens_norms_of_heads() {
 fn tokens_block_diffusion() {
     check_tokens("sdar-tiny", 11);
     check_tokens("fast-dllm-v2-tiny", 8);
+}
+
+#[test]
+fn tokens_mixtures_of_experts() {
+    check_tokens("qwen3-moe-tiny", 3);
+    check_tokens("sdar-moe-tiny", 11);
+    check_tokens("llada-moe-tiny", 6);
+    check_tokens("llada2-tiny", 8);
 }
 
 #[test]

@@ -99,6 +99,16 @@ impl CpuBackend {
         self.gemm(x, [Product::new(weight, out, adds)]);
     }
 
+    /// The same in `f32`, whatever the device rounds elsewhere.
+    pub(crate) fn gemm_unrounded(&self, x: &Activation, weight: &Weight<'_>, out: &mut [f32]) {
+        if x.is_empty() {
+            return;
+        }
+        let out = Product::new(weight, out, false).columns(x);
+        let job = self.job_of(0..x.len(), weight, out, Factors::Unrounded);
+        self.work(x, &[job]);
+    }
+
     /// Multiplies the rows of `x` by several matrices at once: threads are woken once for all of them, and none waits
     /// for another in between.
     pub(crate) fn gemm<const N: usize>(&self, x: &Activation, products: [Product<'_>; N]) {

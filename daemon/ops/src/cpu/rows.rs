@@ -24,12 +24,12 @@ fn rms_norm_heads_body(row: &mut [f32], scale: &[f32], epsilon: f32) {
 }
 
 #[inline(always)]
-fn rotate_body(row: &mut [f32], cos: &[f32], sin: &[f32], direction: f32) {
+fn rotate_body(row: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32], direction: f32) {
     let half = cos.len();
-    for head in row.chunks_exact_mut(2 * half) {
+    for head in row.chunks_exact_mut(head_dim) {
         // Halves, as Hugging Face's models rotate them; weights of files whose pairs are neighbours are put in order
         // when they are read.
-        let (low, high) = head.split_at_mut(half);
+        let (low, high) = head[..2 * half].split_at_mut(half);
         for ((low, high), (cos, sin)) in low.iter_mut().zip(high).zip(cos.iter().zip(sin)) {
             let (a, b, sin) = (*low, *high, sin * direction);
             *low = a * cos - b * sin;
@@ -109,9 +109,16 @@ with_vectors! {
 }
 
 #[inline(always)]
-fn rotate_neighbours_body(row: &mut [f32], cos: &[f32], sin: &[f32], direction: f32) {
-    for head in row.chunks_exact_mut(2 * cos.len()) {
-        let pairs = head.as_chunks_mut::<2>().0.iter_mut();
+fn rotate_neighbours_body(
+    row: &mut [f32],
+    head_dim: usize,
+    cos: &[f32],
+    sin: &[f32],
+    direction: f32,
+) {
+    for head in row.chunks_exact_mut(head_dim) {
+        let rotated = &mut head[..2 * cos.len()];
+        let pairs = rotated.as_chunks_mut::<2>().0.iter_mut();
         for ([a, b], (cos, sin)) in pairs.zip(cos.iter().zip(sin)) {
             let sin = sin * direction;
             (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
@@ -122,11 +129,11 @@ fn rotate_neighbours_body(row: &mut [f32], cos: &[f32], sin: &[f32], direction: 
 with_vectors! {
     /// Rotates the pairs of neighbours of each head by these angles; back, where the direction is −1.
     rotate_neighbours, rotate_neighbours_body,
-    (row: &mut [f32], cos: &[f32], sin: &[f32], direction: f32)
+    (row: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32], direction: f32)
 }
 
 with_vectors! {
-    /// Rotates the pairs of each head, an element of its first half with one of its second, by these angles; back, where the
-    /// direction is −1.
-    rotate, rotate_body, (row: &mut [f32], cos: &[f32], sin: &[f32], direction: f32)
+    /// Rotates the pairs of each head, an element of the first half of what is rotated with one of the second, by these
+    /// angles; back, where the direction is −1.
+    rotate, rotate_body, (row: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32], direction: f32)
 }

@@ -35,6 +35,7 @@ pub(super) fn cross_attention(
             shape,
             layer,
             part,
+            group: part.group(layer),
             kept_kv_heads: None,
         })
 }

@@ -129,6 +129,7 @@ pub(super) fn layer_tensors(
         shape,
         layer,
         part,
+        group: part.group(layer),
         kept_kv_heads: None,
     };
     parts.into_iter().map(spec).collect()

@@ -21,8 +21,19 @@ use crate::{
 impl CpuBackend {
     /// Some rows of `x` and a matrix.
     pub(super) fn job<'a>(&self, rows: Range<usize>, weight: &Weight<'a>, out: Columns) -> Job<'a> {
-        let instructions = self.instructions();
         let factors = Factors::of(&self.device, weight.format);
+        self.job_of(rows, weight, out, factors)
+    }
+
+    /// The same with these factors.
+    pub(super) fn job_of<'a>(
+        &self,
+        rows: Range<usize>,
+        weight: &Weight<'a>,
+        out: Columns,
+        factors: Factors,
+    ) -> Job<'a> {
+        let instructions = self.instructions();
         let products = QuantizedGemm::of(instructions, weight);
         let packing = match &products {
             Some(products) => Packing::bytes(instructions, products.rounded_panels()),

@@ -1,0 +1,79 @@
+//! Matrices whose rows are a layer's queries, keys and values, as LLaDA2.0's files have them: presented as three tensors, each
+//! of some of the rows.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value};
+use sluice_weights::{ATTENTION_PARTS, FUSED_ATTENTION};
+
+use super::{CheckpointError, TensorEntry};
+
+/// Whether there are such matrices.
+pub(super) fn are_in(tensors: &BTreeMap<String, TensorEntry>) -> bool {
+    tensors.keys().any(|name| name.ends_with(FUSED_ATTENTION))
+}
+
+/// The parts of all such matrices, by the names that models ask for.
+///
+/// # Errors
+/// A matrix with other rows than the configuration's heads have, or one that is compressed.
+pub(super) fn parts(
+    tensors: &BTreeMap<String, TensorEntry>,
+    config: &Map<String, Value>,
+    path_of: impl Fn(&TensorEntry) -> String,
+) -> Result<BTreeMap<String, TensorEntry>, CheckpointError> {
+    let mut parts = BTreeMap::new();
+    let size = |key: &str| config.get(key)?.as_u64();
+    let heads = size("num_attention_heads").zip(size("num_key_value_heads"));
+    // Without these keys the model is refused by its configuration.
+    let Some(((heads, kv_heads), head_dim)) = heads.zip(size("head_dim")) else {
+        return Ok(parts);
+    };
+    let rows = [heads, kv_heads, kv_heads].map(|heads| heads.saturating_mul(head_dim));
+    let all = rows
+        .iter()
+        .fold(0, |all: u64, rows| all.saturating_add(*rows));
+    for (name, entry) in tensors {
+        let Some(layer) = name.strip_suffix(FUSED_ATTENTION) else {
+            continue;
+        };
+        let width = entry.shape.get(1).copied().unwrap_or(0);
+        if entry.shape.len() != 2 || entry.shape[0] as u64 != all {
+            return Err(CheckpointError::WrongShape {
+                tensor: name.clone(),
+                found: entry.shape.clone(),
+                expected: vec![usize::try_from(all).unwrap_or(usize::MAX), width],
+            });
+        }
+        if entry.is_compressed() {
+            return Err(CheckpointError::Unsupported {
+                path: path_of(entry),
+                what: format!("has {name} compressed, of which parts are needed"),
+                hint: "load the checkpoint that it was made of".to_owned(),
+            });
+        }
+        let row_bytes = entry.bytes / all.max(1);
+        let mut offset = entry.offset;
+        for (part, rows) in ATTENTION_PARTS.into_iter().zip(rows) {
+            let bytes = rows * row_bytes;
+            parts.insert(
+                format!("{layer}{part}"),
+                TensorEntry {
+                    shape: vec![rows as usize, width],
+                    offset,
+                    bytes,
+                    ..entry.clone()
+                },
+            );
+            offset += bytes;
+        }
+    }
+    Ok(parts)
+}
+
+/// The file's name for a tensor that is a part of such a matrix.
+pub(super) fn file_name(name: &str) -> Option<String> {
+    let mut layers = ATTENTION_PARTS.iter().map(|part| name.strip_suffix(part));
+    let layer = layers.find_map(|layer| layer)?;
+    Some(format!("{layer}{FUSED_ATTENTION}"))
+}

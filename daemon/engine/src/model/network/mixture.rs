@@ -1,0 +1,105 @@
+//! A mixture of experts with its norm and its residual: each row goes through the experts that its router chooses.
+//!
+//! A row's experts are added in their order, not in that of the router's choice, so that a streamed pass needs each expert
+//! once, however many rows there are, and no output of an expert for longer than it takes to add it.
+
+use std::ops::Range;
+
+use sluice_ops::{Activation, Ops, Routing};
+use sluice_weights::{ExpertShape, TensorPart, WeightGroup};
+
+use super::{Network, acquire};
+use crate::{
+    error::EngineError,
+    residency::{Residency, WeightGuard},
+};
+
+/// An expert, and the places of its rows.
+type ExpertRows<'a> = (Range<usize>, WeightGuard<'a>);
+
+impl Network {
+    /// The mixture with its residual. What is between an expert's matrices exists for some rows at a time.
+    pub(super) fn mixture(
+        &self,
+        ops: &Ops,
+        weights: &Residency,
+        layer: usize,
+        hidden: &mut Activation,
+        experts: &ExpertShape,
+    ) -> Result<(), EngineError> {
+        let group = acquire(ops, weights, WeightGroup::Router(layer))?;
+        let norm = group.weight(TensorPart::MlpNorm);
+        // Of all rows, since experts add to the rows that it is made of.
+        let x = ops.rms_norm(hidden, 0..hidden.len(), &norm, self.config.epsilon)?;
+        let router = self.config.router.as_ref();
+        let router = router.expect("a configuration with experts has a router");
+        let bias = (experts.has_choice_bias).then(|| group.weight(TensorPart::RouterBias));
+        let table = group.weight(TensorPart::Router);
+        let routing = ops.route(
+            &x,
+            router,
+            &table,
+            bias.as_ref(),
+            experts.per_token,
+            self.mlp_rows,
+        )?;
+        drop(group);
+        if experts.shared_intermediate_size > 0 {
+            let shared = acquire(ops, weights, WeightGroup::SharedExpert(layer))?;
+            let all = Routing::all(hidden.len());
+            self.add_experts(ops, hidden, &x, &all, &[(0..hidden.len(), shared)])?;
+        }
+        let mut resident = Vec::new();
+        for expert in 0..routing.experts() {
+            let group = WeightGroup::Expert(layer, expert);
+            let places = routing.places(expert);
+            if !weights.is_streamed(group) {
+                if !places.is_empty() {
+                    resident.push((places, acquire(ops, weights, group)?));
+                }
+                continue;
+            }
+            // In their order, which a row's sum follows.
+            self.add_experts(ops, hidden, &x, &routing, &std::mem::take(&mut resident))?;
+            // Also where it has no rows: groups are brought in the order of a pass, and the next is behind it.
+            let streamed = acquire(ops, weights, group)?;
+            self.add_experts(ops, hidden, &x, &routing, &[(places, streamed)])?;
+        }
+        self.add_experts(ops, hidden, &x, &routing, &resident)
+    }
+
+    /// Adds what experts make of their rows, which lie behind one another: as many at a time as go through an MLP together.
+    fn add_experts(
+        &self,
+        ops: &Ops,
+        hidden: &mut Activation,
+        x: &Activation,
+        routing: &Routing,
+        experts: &[ExpertRows<'_>],
+    ) -> Result<(), EngineError> {
+        let (Some((first, _)), Some((last, _))) = (experts.first(), experts.last()) else {
+            return Ok(());
+        };
+        let all = first.start..last.end;
+        for start in all.clone().step_by(self.mlp_rows) {
+            let piece = start..all.end.min(start + self.mlp_rows);
+            let (mut offsets, mut gate_up, mut down) = (vec![0], Vec::new(), Vec::new());
+            for (places, group) in experts {
+                if places.start.max(piece.start) < places.end.min(piece.end) {
+                    offsets.push(places.end.min(piece.end) - piece.start);
+                    gate_up.push([TensorPart::Gate, TensorPart::Up].map(|part| group.weight(part)));
+                    down.push(group.weight(TensorPart::Down));
+                }
+            }
+            let rows = ops.indices(routing.rows(piece.clone()))?;
+            let gathered = ops.take_rows(x, &rows)?;
+            let [mut gate, up] = ops.grouped_linear_each(&gathered, &gate_up, &offsets)?;
+            drop(gathered);
+            ops.silu_mul(&mut gate, &up)?;
+            drop(up);
+            let out = ops.grouped_linear(&gate, &down, &offsets)?;
+            ops.add_routed(hidden, &out, routing, piece);
+        }
+        Ok(())
+    }
+}

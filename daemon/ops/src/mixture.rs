@@ -1,0 +1,166 @@
+//! Mixtures of experts: which rows go through which expert, and what comes of it.
+
+use sluice_formats::DType;
+use sluice_weights::{Router, Weight};
+
+use crate::{Activation, Backend, Ops, OpsError, Phase};
+
+/// Which experts rows go through, sorted by expert and then by row.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Routing {
+    /// Where each expert's rows begin, and the end.
+    offsets: Vec<usize>,
+    rows: Vec<u32>,
+    /// What the expert counts for the row.
+    weights: Vec<f32>,
+}
+
+impl Routing {
+    /// From the experts of each row, in any order, and what each counts.
+    fn sorted(experts: usize, per_row: usize, chosen: &[u32], weights: &[f32]) -> Self {
+        let mut offsets = vec![0; experts + 1];
+        for &expert in chosen {
+            offsets[expert as usize + 1] += 1;
+        }
+        for expert in 0..experts {
+            offsets[expert + 1] += offsets[expert];
+        }
+        let mut next = offsets.clone();
+        let mut routing = Self {
+            offsets,
+            rows: vec![0; chosen.len()],
+            weights: vec![0.0; chosen.len()],
+        };
+        for (index, (&expert, &weight)) in chosen.iter().zip(weights).enumerate() {
+            let place = &mut next[expert as usize];
+            routing.rows[*place] = (index / per_row) as u32;
+            routing.weights[*place] = weight;
+            *place += 1;
+        }
+        routing
+    }
+
+    /// So many rows with one expert that counts in full.
+    #[must_use]
+    pub fn all(rows: usize) -> Self {
+        Self {
+            offsets: vec![0, rows],
+            rows: (0..rows as u32).collect(),
+            weights: vec![1.0; rows],
+        }
+    }
+
+    /// Number of experts.
+    #[must_use]
+    pub fn experts(&self) -> usize {
+        self.offsets.len() - 1
+    }
+
+    /// The places of an expert's rows.
+    #[must_use]
+    pub fn places(&self, expert: usize) -> std::ops::Range<usize> {
+        self.offsets[expert]..self.offsets[expert + 1]
+    }
+
+    /// The rows at some places, in their order.
+    pub fn rows(&self, places: std::ops::Range<usize>) -> impl Iterator<Item = usize> {
+        self.rows[places].iter().map(|&row| row as usize)
+    }
+}
+
+impl Ops {
+    /// Chooses `per_row` experts for each row. Logits are computed in `f32`, whatever the device rounds elsewhere, `rows_max`
+    /// rows at a time. A dry run, which has no logits, has all rows go through the first experts.
+    ///
+    /// # Errors
+    /// When memory cannot be allocated.
+    ///
+    /// # Panics
+    /// When there are fewer experts, or the widths differ. GPUs have no such operation.
+    pub fn route(
+        &self,
+        x: &Activation,
+        router: &Router,
+        weight: &Weight<'_>,
+        bias: Option<&Weight<'_>>,
+        per_row: usize,
+        rows_max: usize,
+    ) -> Result<Routing, OpsError> {
+        let _timed = self.timed(Phase::Other);
+        let experts = weight.rows;
+        let mut chosen: Vec<u32> = (0..x.len()).flat_map(|_| 0..per_row as u32).collect();
+        let mut weights = vec![0.0; chosen.len()];
+        let bias = bias.map(|bias| {
+            let mut values = vec![0.0; experts];
+            if let Backend::Cpu(_) = self.backend {
+                bias.dequantize(&mut values);
+            }
+            values
+        });
+        for start in (0..x.len()).step_by(rows_max) {
+            let rows = start..x.len().min(start + rows_max);
+            let part = self.take_rows(x, &self.indices(rows.clone())?)?;
+            let mut logits = self.pool.take(rows.len(), experts, DType::F32)?;
+            match &self.backend {
+                Backend::Cpu(cpu) => cpu.gemm_unrounded(&part, weight, logits.values_mut()),
+                Backend::Gpu(_) => unreachable!("mixtures are refused on GPUs"),
+                Backend::DryRun => continue,
+            }
+            let places = rows.start * per_row..rows.end * per_row;
+            let chosen = chosen[places.clone()].chunks_exact_mut(per_row);
+            let weights = weights[places].chunks_exact_mut(per_row);
+            for ((logits, chosen), weights) in logits.rows_mut().zip(chosen).zip(weights) {
+                router.choose(logits, bias.as_deref(), chosen, weights);
+            }
+        }
+        Ok(Routing::sorted(experts, per_row, &chosen, &weights))
+    }
+
+    /// Adds rows of `x`, the outputs at these places, to the rows of `out` that they are of, times what they count. A row's
+    /// experts are added in their order, whatever other rows go through.
+    ///
+    /// # Panics
+    /// When there are more or fewer places than rows of `x`, or the widths differ. GPUs have no such operation.
+    pub fn add_routed(
+        &self,
+        out: &mut Activation,
+        x: &Activation,
+        routing: &Routing,
+        places: std::ops::Range<usize>,
+    ) {
+        assert_eq!((x.len(), x.width()), (places.len(), out.width()));
+        let _timed = self.timed(Phase::Other);
+        match &self.backend {
+            Backend::Cpu(_) => {
+                let weights = &routing.weights[places.clone()];
+                for (place, (row, weight)) in routing.rows(places).zip(weights).enumerate() {
+                    for (sum, value) in out.row_mut(row).iter_mut().zip(x.row(place)) {
+                        *sum += weight * value;
+                    }
+                }
+            }
+            Backend::Gpu(_) => unreachable!("mixtures are refused on GPUs"),
+            Backend::DryRun => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_sorted_by_expert_and_keep_their_order() {
+        // Two experts of each of three rows.
+        let routing = Routing::sorted(4, 2, &[3, 0, 1, 3, 3, 1], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        let of = |expert: usize| {
+            let places = routing.places(expert);
+            let weights = routing.weights[places.clone()].to_vec();
+            (routing.rows(places).collect::<Vec<_>>(), weights)
+        };
+        assert_eq!(of(0), (vec![0], vec![2.0]));
+        assert_eq!(of(1), (vec![1, 2], vec![3.0, 6.0]));
+        assert_eq!(of(2), (vec![], vec![]));
+        assert_eq!(of(3), (vec![0, 1, 2], vec![1.0, 4.0, 5.0]));
+    }
+}
