@@ -72,8 +72,8 @@ pub(super) fn eos_token_ids(
             }
         }
     }
-    // The end of a chat turn may be added to them.
-    if ids.len() >= END_TOKENS_MAX {
+    // The end of a chat turn may be added to them, and the mask where they are suppressed.
+    if ids.len() + 1 >= END_TOKENS_MAX {
         return Err(problem("eos_token_id", "has more ids than a model can use"));
     }
     Ok(ids)

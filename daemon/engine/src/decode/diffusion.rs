@@ -136,10 +136,7 @@ impl Diffusion {
                 EosPolicy::Stop => request.may_end_from(),
                 EosPolicy::Suppress | EosPolicy::Keep => 0,
             },
-            suppressed: match request.eos {
-                EosPolicy::Suppress => vocabulary.ends.clone(),
-                EosPolicy::Stop | EosPolicy::Keep => Vec::new(),
-            },
+            suppressed: suppressed(&request, &vocabulary),
             is_sizing,
             cached_until: None,
             passes_since_refresh: 0,
@@ -720,6 +717,19 @@ fn filled_together(request: &Generate, vocabulary: &Vocabulary) -> usize {
         }
         _ => length,
     }
+}
+
+/// Tokens that are never chosen, and have no part of the probability. A block diffusion model's mask is one of them: others'
+/// references only never choose it.
+fn suppressed(request: &Generate, vocabulary: &Vocabulary) -> Vec<u32> {
+    let ends = match request.eos {
+        EosPolicy::Suppress => vocabulary.ends.clone(),
+        EosPolicy::Stop | EosPolicy::Keep => Vec::new(),
+    };
+    let mask = vocabulary.mask.filter(|mask| mask.blocks.is_some());
+    ends.into_iter()
+        .chain(mask.map(|mask| mask.token_id))
+        .collect()
 }
 
 /// Cuts the part to fill into blocks, those of block diffusion counted from the prompt's first position.
