@@ -330,7 +330,7 @@ impl Generation {
         let info = &self.serving.loaded.info;
         let latents = match info.layer_kind {
             LayerKind::LatentThought(sizes) => sizes.latents,
-            LayerKind::Attention | LayerKind::Rwkv7(_) => 0,
+            LayerKind::Attention | LayerKind::Mixture(_) | LayerKind::Rwkv7(_) => 0,
         };
         let thoughts = report.posterior.as_ref().map(|posterior| v1::Thoughts {
             layers: info.layers as u32,

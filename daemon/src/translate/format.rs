@@ -87,6 +87,9 @@ pub fn weight_group_kind(group: WeightGroup) -> v1::WeightGroupKind {
         WeightGroup::CrossAttention(_) => v1::WeightGroupKind::CrossAttention,
         WeightGroup::GateUp(_) => v1::WeightGroupKind::GateUp,
         WeightGroup::Down(_) => v1::WeightGroupKind::Down,
+        WeightGroup::Router(_) => v1::WeightGroupKind::Router,
+        WeightGroup::Expert(..) => v1::WeightGroupKind::Expert,
+        WeightGroup::SharedExpert(_) => v1::WeightGroupKind::SharedExpert,
         WeightGroup::FinalNorm => v1::WeightGroupKind::FinalNorm,
         WeightGroup::LmHead(_) => v1::WeightGroupKind::LmHead,
     }

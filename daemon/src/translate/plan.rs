@@ -210,7 +210,10 @@ fn layers<T>(
             WeightGroup::Attention(layer)
             | WeightGroup::CrossAttention(layer)
             | WeightGroup::GateUp(layer)
-            | WeightGroup::Down(layer) => layer.to_string(),
+            | WeightGroup::Down(layer)
+            | WeightGroup::Router(layer)
+            | WeightGroup::SharedExpert(layer)
+            | WeightGroup::Expert(layer, _) => layer.to_string(),
             WeightGroup::FinalNorm | WeightGroup::LmHead(_) => "lm_head".to_owned(),
         };
         match layers.last_mut() {
@@ -326,6 +329,8 @@ fn weight_group_kind(part: TensorPart) -> &'static str {
         TensorPart::Gate => "gate",
         TensorPart::Up => "up",
         TensorPart::Down => "down",
+        TensorPart::Router => "router",
+        TensorPart::RouterBias => "router bias",
         TensorPart::FinalNorm => "final norm",
         TensorPart::FinalNormBias => "final norm bias",
         TensorPart::LmHead => "LM head",

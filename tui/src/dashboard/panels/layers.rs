@@ -180,6 +180,9 @@ pub(in super::super) fn full(screen: &mut Screen<'_, '_>, area: Rect) {
         ("cross_att", WeightGroupKind::CrossAttention),
         ("gate_up", WeightGroupKind::GateUp),
         ("down", WeightGroupKind::Down),
+        ("router", WeightGroupKind::Router),
+        ("shared", WeightGroupKind::SharedExpert),
+        ("experts", WeightGroupKind::Expert),
     ];
     let mut rows = vec![("layers", MapRow::Whole)];
     if area.height >= 8 {
