@@ -24,6 +24,7 @@ use sluice_weights::{Shape, SourceTensor};
 use super::{CheckResult, worse};
 use crate::{
     CanvasSlot, Engine, EngineOptions, Generate, LoadedModel, Outcome, PlanSettings, Work,
+    decode::policy::policy,
     error::EngineError,
     event::GenerationResult,
     model::{
@@ -507,7 +508,10 @@ fn sample(
     }
     let found = generated.passes as u64;
     let reference = match request.diffusion_block() {
-        Some(block) => Some(block_passes(case, &request, &model.info, block)),
+        Some(block) => {
+            let answer = ids(answer).len();
+            Some(block_passes(case, &request, &model.info, (block, answer)))
+        }
         None => case["forward_calls"].as_u64(),
     };
     let passes = reference.filter(|&reference| {
@@ -526,8 +530,16 @@ fn sample(
 
 /// Passes that a case of block diffusion takes if no pass is for keys and values alone, and none follows once the answer
 /// is there: the reference's calls that write something, up to the one that ends it.
-fn block_passes(case: &Value, request: &Generate, model: &ModelInfo, block: usize) -> u64 {
+fn block_passes(
+    case: &Value,
+    request: &Generate,
+    model: &ModelInfo,
+    (block, answer): (usize, usize),
+) -> u64 {
     let (prompt, length) = (request.prompt.len(), request.canvas.len());
+    if policy(&request.policy).needs().edits.is_some() {
+        return editing_passes(case, prompt + answer, prompt / block * block, block);
+    }
     let calls: Vec<Vec<(usize, u32)>> = (case["commits"].as_array().into_iter().flatten())
         .map(|call| {
             let pairs = call.as_array().into_iter().flatten().map(ids);
@@ -565,6 +577,20 @@ fn block_passes(case: &Value, request: &Generate, model: &ModelInfo, block: usiz
         }
     }
     passes
+}
+
+/// The same of a sampler that edits, whose calls may write nothing: those of blocks from `first` on, up to the block in which
+/// the answer ends.
+fn editing_passes(case: &Value, end: usize, first: usize, block: usize) -> u64 {
+    let [starts, stores, spent] =
+        ["call_start", "call_stores", "post_budget_spent_in_blocks"].map(|key| ids(&case[key]));
+    let last = (end - 1) / block * block;
+    let calls = starts.iter().map(|&start| start as usize).zip(stores);
+    let passes = calls.filter(|&(start, stores)| {
+        let is_clean = stores == 1 && spent.contains(&((start / block) as u32));
+        (first..=last).contains(&start) && !is_clean
+    });
+    passes.count() as u64
 }
 
 /// The request of a case of block diffusion, without its prompt; `None` for unknown samplers.
@@ -611,6 +637,22 @@ fn block_request_of(case: &Value, plain: Generate, prompts: &[Value]) -> Option<
                 canvas: vec![CanvasSlot::Masked; end - prompt],
                 steps: end - prompt,
                 policy: threshold()?,
+                ..stops(plain)
+            })
+        }
+        "LLaDA2.1" => {
+            let number = |key: &str| params[key].as_f64();
+            let values = [
+                ("t", number("threshold")?),
+                ("edit", number("editing_threshold")?),
+                ("post", number("max_post_steps")?),
+            ];
+            // The best one where none is above.
+            let is_known = size("num_to_transfer") == Some(1);
+            Some(Generate {
+                policy: PolicyChoice::new("edit", values)
+                    .ok()
+                    .filter(|_| is_known)?,
                 ..stops(plain)
             })
         }

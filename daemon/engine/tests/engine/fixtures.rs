@@ -181,7 +181,7 @@ fn tokens_mixtures_of_experts() {
     check_tokens("qwen3-moe-tiny", 3);
     check_tokens("sdar-moe-tiny", 11);
     check_tokens("llada-moe-tiny", 6);
-    check_tokens("llada2-tiny", 8);
+    check_tokens("llada2-tiny", 16);
 }
 
 #[test]
