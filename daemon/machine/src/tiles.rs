@@ -121,7 +121,7 @@ impl Shapes {
 ///
 /// # Panics
 /// When panels and weights differ in depth.
-pub unsafe fn multiply<T: Tiles, const PANELS: usize>(
+pub unsafe fn gemm_panels<T: Tiles, const PANELS: usize>(
     x: [&[Lines]; PANELS],
     weights: [&[Line]; 2],
     prefetches: bool,
@@ -170,7 +170,7 @@ pub unsafe fn multiply<T: Tiles, const PANELS: usize>(
 /// Adds the products of 16 pairs of the depth.
 ///
 /// # Safety
-/// As [`multiply`].
+/// As [`gemm_panels`].
 #[inline]
 unsafe fn add_step<T: Tiles, const PANELS: usize>(x: [&Lines; PANELS], weights: [&Lines; 2]) {
     // SAFETY: as the caller says.

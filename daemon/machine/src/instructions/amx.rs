@@ -4,7 +4,7 @@
 
 use std::{arch::x86_64::__cpuid_count, mem, sync::OnceLock};
 
-use crate::tiles::{Amx, COLUMNS, Line, Lines, ROWS, Shapes, Sums, Tiles, WORDS, multiply};
+use crate::tiles::{Amx, COLUMNS, Line, Lines, ROWS, Shapes, Sums, Tiles, WORDS, gemm_panels};
 
 /// What CPUID's leaf 7 says in `edx` of products of bf16, and of tiles.
 const CPUID_BITS: u32 = 1 << 22 | 1 << 24;
@@ -200,7 +200,7 @@ fn is_right<T: Tiles, const PANELS: usize>(time: usize) -> bool {
     // SAFETY: the caller's process may end here, and is made for it. The tiles are configured.
     unsafe {
         T::configure(&Shapes::new(ROWS_TRIED));
-        multiply::<T, PANELS>(
+        gemm_panels::<T, PANELS>(
             x.each_ref().map(<[Lines; STEPS_TRIED]>::as_slice),
             weights.each_ref().map(<[Line; PAIRS_TRIED]>::as_slice),
             false,

@@ -61,7 +61,7 @@ fn products<const PANELS: usize>(
             panels.each_ref().map(Vec::as_slice),
             weights.each_ref().map(Vec::as_slice),
         );
-        multiply::<Model, PANELS>(x, weights, true, &mut sums);
+        gemm_panels::<Model, PANELS>(x, weights, true, &mut sums);
         Model::release();
     }
     assert!(!Model::is_configured());

@@ -3,7 +3,7 @@
 
 use std::marker::PhantomData;
 
-use sluice_machine::tiles::{COLUMNS, Lines, ROWS, Shapes, Tiles, WORDS, multiply};
+use sluice_machine::tiles::{COLUMNS, Lines, ROWS, Shapes, Tiles, WORDS, gemm_panels};
 
 use super::{
     MatrixRows, RowPanels, TileOutput,
@@ -121,7 +121,7 @@ unsafe fn multiply_panels<T: BesideTiles, const PANELS: usize>(
     let mut sums = [[[0.0; COLUMNS]; ROWS]; PANELS];
     let x = panels.each_ref().map(|panel| panel.lines);
     // SAFETY: as the caller says.
-    unsafe { multiply::<T, PANELS>(x, weights, prefetches, &mut sums) };
+    unsafe { gemm_panels::<T, PANELS>(x, weights, prefetches, &mut sums) };
     for (panel, sums) in panels.iter().zip(&sums) {
         // SAFETY: as the caller says.
         unsafe { T::write(&sums[..panel.count], panel.out) };
