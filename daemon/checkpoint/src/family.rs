@@ -231,7 +231,14 @@ impl ModelConfig {
                 LayerKind::Rwkv7(_) => None,
             },
             router: match shape.layer_kind {
-                LayerKind::Mixture(_) => Some(Router::Softmax { renormalizes: true }),
+                LayerKind::Mixture(_) if family == Family::Llada2 => Some(Router::SigmoidGroups {
+                    groups: 8,
+                    kept_groups: 4,
+                    scale: 2.5,
+                }),
+                LayerKind::Mixture(_) => Some(Router::Softmax {
+                    renormalizes: family != Family::LladaMoe,
+                }),
                 _ => None,
             },
             epsilon: 1e-5,

@@ -11,8 +11,8 @@ use sluice_formats::Format;
 use sluice_machine::{DiskBandwidth, MemoryStats, Profile, Rates, default_pinned_memory_limit};
 use sluice_shared::level::Level;
 use sluice_weights::{
-    CompressedRange, Shape, Storage, TensorPart, TensorPlan, Tier, WeightGroup, WeightGroupPlan,
-    decompressed::is_decompressed_first,
+    CompressedRange, ExpertShape, LayerKind, Shape, Storage, TensorPart, TensorPlan, Tier,
+    WeightGroup, WeightGroupPlan, decompressed::is_decompressed_first,
 };
 
 use super::{
@@ -310,6 +310,11 @@ fn linear(group: WeightGroup, tensor: &TensorPlan, input: &TimingInput<'_>) -> O
         _ if is_last => workload.lm_head_rows().min(workload.usual_rows()),
         _ => workload.usual_rows(),
     };
+    // Of a mixture's experts, each has its share of the rows, and some have none.
+    let (rows, share) = match (group, &shape.layer_kind) {
+        (WeightGroup::Expert(..), LayerKind::Mixture(experts)) => expert_rows(experts, rows),
+        _ => (rows, 1.0),
+    };
     // What is decompressed before the matmul is so once for each chunk of rows of an MLP.
     let turn_rows = match input.mlp_rows {
         most if most > 0 && tensor.part.is_of_mlp() => most.min(rows),
@@ -336,7 +341,18 @@ fn linear(group: WeightGroup, tensor: &TensorPlan, input: &TimingInput<'_>) -> O
     // Decompression is divided among the threads; the matmul's rate was measured with all of them.
     let decode_s = decode_s * (turns as u64 * tensor.elements()) as f64 / threads as f64;
     let rate = rates.linear(format)?;
-    Some(rate.seconds(tensor.elements(), rows) + decode_s)
+    Some(share * (rate.seconds(tensor.elements(), rows) + decode_s))
+}
+
+/// How many rows an expert has that has any, and how many of the experts do, if each row goes through any of them as likely as
+/// through others.
+fn expert_rows(experts: &ExpertShape, rows: usize) -> (usize, f64) {
+    let chosen = experts.per_token as f64 / experts.count as f64;
+    let share = 1.0 - (1.0 - chosen).powi(i32::try_from(rows).unwrap_or(i32::MAX));
+    match share > 0.0 {
+        true => ((rows as f64 * chosen / share).round() as usize, share),
+        false => (0, 0.0),
+    }
 }
 
 /// Queries with keys and scores with values: two matmuls, each with as many multiplications for a pair of positions as

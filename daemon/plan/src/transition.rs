@@ -104,6 +104,8 @@ pub fn transition(from: &Plan, to: &Plan) -> Vec<TransitionStep> {
 struct TransitionState<'a> {
     to: &'a Plan,
     groups: Vec<WeightGroupPlan>,
+    /// Bytes of those on the device.
+    resident_bytes: u64,
     staging: StagingBuffers,
     /// Memory besides weights and staging buffers.
     working_bytes: u64,
@@ -117,6 +119,7 @@ impl<'a> TransitionState<'a> {
             to,
             // Requests of either plan may run during the switch.
             groups: from.groups.clone(),
+            resident_bytes: from.resident_bytes(),
             staging: from.staging,
             working_bytes: from.working.total_bytes().max(to.working.total_bytes()),
             // The old plan's memory is held already, even where the new budget is below it.
@@ -125,12 +128,7 @@ impl<'a> TransitionState<'a> {
     }
 
     fn device_bytes(&self) -> u64 {
-        let resident: u64 = self
-            .groups
-            .iter()
-            .map(WeightGroupPlan::resident_bytes)
-            .sum();
-        resident + self.staging.total_bytes() + self.working_bytes
+        self.resident_bytes + self.staging.total_bytes() + self.working_bytes
     }
 
     /// Whether the group's new form fits in the place of its present one.
@@ -143,6 +141,8 @@ impl<'a> TransitionState<'a> {
         let new = &self.to.groups[group];
         // Both forms at once: only then can the new one be prepared while passes use the old one.
         let beside = self.device_bytes() + new.resident_bytes() <= self.ceiling_bytes;
+        self.resident_bytes -= self.groups[group].resident_bytes();
+        self.resident_bytes += new.resident_bytes();
         self.groups[group] = new.clone();
         TransitionStep::Bring { group, beside }
     }
@@ -170,11 +170,14 @@ impl<'a> TransitionState<'a> {
                 .decompress_bytes
                 .max(self.to.staging.decompress_bytes),
         };
+        let resident_bytes = groups.iter().map(WeightGroupPlan::resident_bytes).sum();
         let before = std::mem::replace(&mut self.groups, groups);
+        let resident_before = std::mem::replace(&mut self.resident_bytes, resident_bytes);
         let slots_before = std::mem::replace(&mut self.staging, slots);
         // Where neither plan has staging buffers, nothing can be streamed on the way.
         if self.device_bytes() > self.ceiling_bytes || (is_any && slots.count == 0) {
             self.groups = before;
+            self.resident_bytes = resident_before;
             self.staging = slots_before;
             return None;
         }

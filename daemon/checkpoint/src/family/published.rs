@@ -1,7 +1,8 @@
 //! Shapes of published models.
 
 use sluice_weights::{
-    LayerKind, RECURRENT_CONTEXT_LENGTH, RWKV7_HEAD_DIM, Rwkv7Ranks, Shape, TensorNaming,
+    ExpertShape, LayerKind, RECURRENT_CONTEXT_LENGTH, RWKV7_HEAD_DIM, Rwkv7Ranks, Shape,
+    TensorNaming,
 };
 
 use super::{Family, ModelConfig};
@@ -39,7 +40,7 @@ impl PublishedShape {
 
 /// Shapes of published models. LLaDA-1B has no published configuration: its context is that of its training, and its
 /// vocabulary is LLaDA-8B's, which agrees with the paper's 1.49 B parameters.
-pub static PUBLISHED_SHAPES: [PublishedShape; 16] = [
+pub static PUBLISHED_SHAPES: [PublishedShape; 21] = [
     PublishedShape {
         name: "llada-8b",
         repository: "GSAI-ML/LLaDA-8B-Instruct",
@@ -152,6 +153,53 @@ pub static PUBLISHED_SHAPES: [PublishedShape; 16] = [
     sdar("sdar-1.7b", "JetLM/SDAR-1.7B-Chat", 28, [2048, 6144], 16),
     sdar("sdar-4b", "JetLM/SDAR-4B-Chat", 36, [2560, 9728], 32),
     sdar("sdar-8b", "JetLM/SDAR-8B-Chat", 36, [4096, 12288], 32),
+    qwen3_moe("qwen3-30b-a3b", "Qwen/Qwen3-30B-A3B", Family::Qwen3Moe),
+    qwen3_moe("sdar-30b-a3b", "JetLM/SDAR-30B-A3B-Chat", Family::SdarMoe),
+    PublishedShape {
+        name: "llada-moe-7b",
+        repository: "inclusionAI/LLaDA-MoE-7B-A1B-Instruct",
+        family: Family::LladaMoe,
+        shape: Shape {
+            naming: TensorNaming::HuggingFace,
+            layers: 16,
+            hidden_size: 2048,
+            attention_heads: 16,
+            kv_heads: 16,
+            head_dim: 128,
+            intermediate_size: 1024,
+            padded_vocab_size: 157_184,
+            context_length: 8192,
+            causal: false,
+            tied: false,
+            biases: false,
+            qk_norms: true,
+            layer_kind: LayerKind::Mixture(ExpertShape {
+                count: 64,
+                per_token: 8,
+                intermediate_size: 1024,
+                shared_intermediate_size: 0,
+                has_choice_bias: false,
+                dense_layers: 0,
+                layer_step: 1,
+            }),
+        },
+    },
+    llada2(
+        "llada2-mini",
+        "inclusionAI/LLaDA2.0-mini",
+        20,
+        2048,
+        16,
+        [5120, 512],
+    ),
+    llada2(
+        "llada2-flash",
+        "inclusionAI/LLaDA2.0-flash",
+        32,
+        4096,
+        32,
+        [9216, 1024],
+    ),
     rwkv7("rwkv7-0.1b", 12, 768, [64, 64, 32, 128]),
     rwkv7("rwkv7-0.4b", 24, 1024, [64, 64, 32, 128]),
     rwkv7("rwkv7-1.5b", 24, 2048, [96, 96, 64, 256]),
@@ -206,6 +254,79 @@ const fn sdar(
             ..like.shape
         },
         ..like
+    }
+}
+
+/// Qwen3-30B-A3B, and what was made of it.
+const fn qwen3_moe(name: &'static str, repository: &'static str, family: Family) -> PublishedShape {
+    PublishedShape {
+        name,
+        repository,
+        family,
+        shape: Shape {
+            naming: TensorNaming::HuggingFace,
+            layers: 48,
+            hidden_size: 2048,
+            attention_heads: 32,
+            kv_heads: 4,
+            head_dim: 128,
+            intermediate_size: 768,
+            padded_vocab_size: 151_936,
+            context_length: 40_960,
+            causal: matches!(family, Family::Qwen3Moe),
+            tied: false,
+            biases: false,
+            qk_norms: true,
+            layer_kind: LayerKind::Mixture(ExpertShape {
+                count: 128,
+                per_token: 8,
+                intermediate_size: 768,
+                shared_intermediate_size: 0,
+                has_choice_bias: false,
+                dense_layers: 0,
+                layer_step: 1,
+            }),
+        },
+    }
+}
+
+/// A published LLaDA2.0, with the widths of its first layer's MLP and of an expert.
+const fn llada2(
+    name: &'static str,
+    repository: &'static str,
+    layers: usize,
+    hidden_size: usize,
+    attention_heads: usize,
+    [intermediate_size, expert_size]: [usize; 2],
+) -> PublishedShape {
+    PublishedShape {
+        name,
+        repository,
+        family: Family::Llada2,
+        shape: Shape {
+            naming: TensorNaming::Llada2,
+            layers,
+            hidden_size,
+            attention_heads,
+            kv_heads: 4,
+            head_dim: 128,
+            intermediate_size,
+            padded_vocab_size: 157_184,
+            context_length: 32_768,
+            causal: false,
+            tied: false,
+            biases: false,
+            qk_norms: true,
+            layer_kind: LayerKind::Mixture(ExpertShape {
+                count: 256,
+                per_token: 8,
+                intermediate_size: expert_size,
+                shared_intermediate_size: expert_size,
+                has_choice_bias: true,
+                dense_layers: 1,
+                layer_step: 1,
+            }),
+        },
     }
 }
 
@@ -265,6 +386,7 @@ mod tests {
             ("qwen3-8b", 8_190_735_360),
             // 8,822,848,512 bytes in bf16.
             ("sdar-4b", 4_411_424_256),
+            ("qwen3-30b-a3b", 30_532_122_624),
             ("rwkv7-0.1b", 191_034_624),
             ("rwkv7-0.4b", 450_767_872),
             ("rwkv7-1.5b", 1_527_404_544),
@@ -283,6 +405,26 @@ mod tests {
             "{small}, published as 1.49 B"
         );
         assert!(PublishedShape::find("llada").is_none());
+    }
+
+    #[test]
+    fn mixtures_have_the_published_number_of_parameters_and_tensors() {
+        // In millions, as model cards and indices of files have them.
+        for (name, millions, tensors) in [
+            ("qwen3-30b-a3b", 30_532, 18_867),
+            ("sdar-30b-a3b", 30_532, 18_867),
+            ("llada-moe-7b", 7_356, 3_219),
+            ("llada2-mini", 16_256, 14_813),
+            ("llada2-flash", 102_890, 24_161),
+        ] {
+            let shape = PublishedShape::find(name).unwrap().shape();
+            assert_eq!(
+                (shape.parameters() + 500_000) / 1_000_000,
+                millions,
+                "{name}"
+            );
+            assert_eq!(shape.stored().count(), tensors, "{name}");
+        }
     }
 
     #[test]

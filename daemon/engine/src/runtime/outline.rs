@@ -126,6 +126,8 @@ impl Engine {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use sluice_machine::Profile;
     use sluice_plan::BLOCK_DEFAULT;
     use sluice_shared::level::Level;
@@ -153,6 +155,25 @@ mod tests {
             .unwrap();
         assert!(small.peak_bytes() <= 3 << 30);
         assert!(small.streamed_bytes() > 10 << 30);
+    }
+
+    /// Thousands of groups are planned as others are: nothing is quadratic in their number.
+    #[test]
+    fn mixtures_of_thousands_of_experts_are_planned_at_once() {
+        for (name, groups) in [("qwen3-30b-a3b", 48 * 130), ("llada2-mini", 19 * 258)] {
+            let begun = Instant::now();
+            let preset = PublishedShape::find(name).unwrap();
+            let outline = ModelOutline::of_published_shape(preset, unmeasured());
+            let budget_bytes = 6 << 30;
+            let level = |level| outline.plan(level, budget_bytes, workload(64)).unwrap();
+            let (from, to) = (level(Level::Standard), level(Level::Aggressive));
+            assert!(from.groups.len() > groups);
+            assert!(from.peak_bytes() <= budget_bytes && from.streamed_bytes() > 20 << 30);
+            assert!(!sluice_plan::transition(&from, &to).is_empty());
+            // On a busy machine, without optimization: quadratic, it took minutes.
+            let took = begun.elapsed().as_secs();
+            assert!(took < 10, "{name}: {took} s");
+        }
     }
 
     #[test]

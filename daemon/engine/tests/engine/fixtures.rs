@@ -113,6 +113,54 @@ fn logits_mixtures_of_experts() {
     check_logits("llada2-tiny");
 }
 
+/// What a mixture's fixtures would not show if it made no difference: how much of a head is rotated, and the bias that
+/// chooses experts.
+#[test]
+fn a_wrong_rotation_or_choice_shows() {
+    let folder = tempfile::tempdir().unwrap();
+    let copy = |name: &str, change: &dyn Fn(Vec<u8>) -> Vec<u8>| {
+        let bytes = fs::read(fixture("llada2-tiny").join(name)).unwrap();
+        fs::write(folder.path().join(name), change(bytes)).unwrap();
+    };
+    let whole_heads = |bytes: Vec<u8>| {
+        let mut config: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
+        config["partial_rotary_factor"] = 1.into();
+        config["rotary_dim"] = 16.into();
+        config.to_string().into_bytes()
+    };
+    let no_bias = |bytes: Vec<u8>| {
+        let mut tensors = safetensors::SafeTensors::deserialize(&bytes)
+            .unwrap()
+            .tensors();
+        let zeros = vec![0; 64];
+        let bias = safetensors::tensor::TensorView::new(safetensors::Dtype::F32, vec![16], &zeros);
+        let bias = bias.unwrap();
+        for (name, tensor) in &mut tensors {
+            if name.ends_with("expert_bias") {
+                *tensor = bias.clone();
+            }
+        }
+        safetensors::serialize(tensors, None).unwrap()
+    };
+    type Change<'a> = &'a dyn Fn(Vec<u8>) -> Vec<u8>;
+    let same: Change<'_> = &|bytes| bytes;
+    for (config, model, is_right) in [
+        (same, same, true),
+        (&whole_heads as Change<'_>, same, false),
+        (same, &no_bias, false),
+    ] {
+        copy("config.json", config);
+        copy("model.safetensors", model);
+        copy("expected.json", same);
+        copy("expected.safetensors", same);
+        let ops = Ops::new(Device::cpu(2).unwrap(), Ledger::default()).unwrap();
+        let plan = |shape: &Shape, sources: &[_]| Ok(plan(shape, sources, 1.0, 0));
+        let checks = fixture_logits(folder.path(), &ops, &plan).unwrap();
+        assert!(!checks.is_empty());
+        assert_eq!(checks.iter().all(CheckResult::passes), is_right);
+    }
+}
+
 #[test]
 fn logits_states_rwkv7() {
     check_logits("rwkv7-tiny");
