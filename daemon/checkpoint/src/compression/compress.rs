@@ -109,6 +109,15 @@ pub fn compress_checked(
         }
         .into());
     }
+    if let Some(entry) = checkpoint.parts.values().next() {
+        let unsupported = CheckpointError::Unsupported {
+            path: checkpoint.path_of(entry).to_owned(),
+            what: "has queries, keys and values in one matrix, which can't be compressed"
+                .to_owned(),
+            hint: "use the level moderate or aggressive".to_owned(),
+        };
+        return Err(unsupported.into());
+    }
     if checkpoint.is_container() {
         return Err(CompressError::AlreadyCompressed { path: path() });
     }

@@ -413,7 +413,7 @@ mod tests {
         for (name, millions, tensors) in [
             ("qwen3-30b-a3b", 30_532, 18_867),
             ("sdar-30b-a3b", 30_532, 18_867),
-            ("llada-moe-7b", 7_356, 3_219),
+            ("llada-moe-7b", 7_357, 3_219),
             ("llada2-mini", 16_256, 14_813),
             ("llada2-flash", 102_890, 24_161),
         ] {

@@ -135,6 +135,9 @@ pub fn prune(
         return Err(not_prunable("is a GGUF file, whose weights are quantized").into());
     }
     let shape = checkpoint.model()?.shape;
+    if let LayerKind::Mixture(_) = shape.layer_kind {
+        return Err(not_prunable("has mixtures of experts").into());
+    }
     if shape.layer_kind != LayerKind::Attention {
         return Err(PruneError::WithoutAttention { path }.into());
     }
