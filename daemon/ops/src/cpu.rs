@@ -2,7 +2,9 @@
 
 mod attention;
 mod backward;
+mod byte_kernel;
 pub(super) mod exp;
+mod factors;
 mod heads_output;
 mod interleaved;
 #[cfg(target_arch = "x86_64")]
@@ -37,7 +39,8 @@ const FEW_ELEMENTS: usize = 4096;
 
 /// Whether rows are rounded before they are multiplied with weights of this format.
 pub(super) fn rounds_rows(device: &Device, format: Format) -> bool {
-    quantized::rounds_rows(device.instructions(), format) || linear::rounds_to_bf16(device, format)
+    byte_kernel::rounds_rows(device.instructions(), format)
+        || factors::rounds_to_bf16(device, format)
 }
 
 /// The threads and the scratch memory of each.

@@ -18,16 +18,16 @@ use sluice_formats::{Format, interleaved::ROWS};
 use sluice_machine::Instructions;
 use sluice_weights::{Weight, WeightData};
 
-pub(super) use self::pairs::{Factors, round_to_bf16, rounds_to_bf16};
 use self::{
     grid::Grid,
     output::{Columns, OutputTile},
 };
 use super::{
     CpuBackend,
+    factors::{Factors, round_to_bf16},
     interleaved::{Interleaved, beside, rows_of_panel},
-    microkernel::{DEPTH, MatrixRows, Microkernel, RowPanels, prefetch},
-    packed::{LINE, PackedBlock, PackedRows, Packing},
+    microkernel::{DEPTH, LINE, MatrixRows, Microkernel, RowPanels, prefetch},
+    packed::{PackedBlock, PackedRows, Packing},
     scratch::SCRATCH_LEN,
 };
 use crate::{Activation, clock::PhaseClock};

@@ -29,6 +29,9 @@ pub(super) const DEPTH: usize = 256;
 /// The same for matmuls in integers: 20 KiB of a panel of 32 weight rows.
 pub(super) const QUANTS_DEPTH: usize = 512;
 
+/// Words in a cache line. Vectors that straddle them take twice as long to load.
+pub(in crate::cpu) const LINE: usize = 16;
+
 /// Bytes that one prefetch brings in.
 #[cfg(target_arch = "x86_64")]
 const CACHE_LINE: usize = 64;

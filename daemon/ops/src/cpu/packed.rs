@@ -7,20 +7,14 @@ use sluice_machine::Instructions;
 
 use super::{
     CpuBackend, FEW_ELEMENTS,
-    linear::{Factors, round_to_bf16},
+    byte_kernel::{self, RoundedPanels},
+    factors::{Factors, round_to_bf16},
     microkernel::{self, MatrixRows, Microkernel, RowPanels, prefetch},
-    quantized::{self, RoundedPanels},
 };
 use crate::Activation;
 
-/// Words of rows that are packed at a time: 1 MiB, so that they stay in a core's own cache while weights stream past.
-pub(super) const PACKED_LEN: usize = 1 << 18;
-
 /// Words that a panel's rows take before they are transposed.
 pub(super) const LOOSE_LEN: usize = 1 << 11;
-
-/// Words in a cache line. Vectors that straddle them take twice as long to load.
-pub(super) const LINE: usize = 16;
 
 /// How rows of `x` are packed: in panels for the tiles of a kernel, and blocks of the depth.
 #[derive(Clone, Copy)]
@@ -75,7 +69,7 @@ impl Packing {
     /// Most rows of a panel.
     fn panel_rows(self) -> usize {
         match self.form {
-            Form::Bytes(_) => quantized::ROWS,
+            Form::Bytes(_) => byte_kernel::ROWS,
             Form::Elements(Factors::Pairs(kernel)) => kernel.panel_rows(),
             Form::Elements(_) => Microkernel::of(self.instructions).rows,
         }

@@ -3,117 +3,23 @@
 //! little is written and read there, and an instruction multiplies four times as many as of `f32`. Rows are rounded
 //! alike whatever their number, so that a row depends on those beside it by the order of sums alone.
 
-#[cfg(target_arch = "x86_64")]
-mod avx2;
-#[cfg(target_arch = "x86_64")]
-mod vnni;
-
 use std::ops::Range;
 
-use sluice_formats::{Format, QuantGroups, interleaved::ROWS as ROWS_BESIDE};
-#[cfg(target_arch = "x86_64")]
-use sluice_machine::InstructionSet;
+use sluice_formats::{QuantGroups, interleaved::ROWS as ROWS_BESIDE};
 use sluice_machine::Instructions;
 use sluice_weights::{PIECE, Weight, WeightData};
 
 use super::{
+    byte_kernel::{BYTES, ByteKernel, RoundedPanels, kernel_for},
     interleaved::{Interleaved, PanelLanes, RoundedRows, rows_of_panel},
-    microkernel::{
-        self, COLUMNS_MAX, MatrixRows, Microkernel, QUANTS_DEPTH as DEPTH, RowPanels, TileOutput,
-    },
-    packed::{LINE, PackedRows},
+    microkernel::{COLUMNS_MAX, LINE, MatrixRows, QUANTS_DEPTH as DEPTH, RowPanels, TileOutput},
+    packed::PackedRows,
 };
-
-/// Elements of a row of `x` that share a scale.
-const BLOCK: usize = 32;
-/// Bytes in a word: those that one lane multiplies and adds together.
-const BYTES: usize = 4;
-/// Most rows of `x` that a tile of the output has.
-pub(super) const ROWS: usize = 6;
 
 /// Words of a panel's bytes, and below of its scales and minima for the smallest groups.
 const PANEL_LEN: usize = COLUMNS_MAX * DEPTH / BYTES;
 const SCALES_LEN: usize = 2 * COLUMNS_MAX * DEPTH / GROUP_MIN;
 const GROUP_MIN: usize = 16;
-
-/// The kernel of one instruction set.
-struct ByteKernel {
-    /// Words from one word of a packed panel of rows to the next: as many as rows, since fewer bytes stay in nearer caches.
-    lanes: usize,
-    /// Weight rows in a panel: columns of a tile.
-    columns: usize,
-    /// The `f32` kernel that transposes words for this one.
-    words: &'static Microkernel,
-    round: Round,
-    /// Tiles of one row up to [`ROWS`].
-    tiles: fn(QuantGroups) -> &'static [Tile; ROWS],
-}
-
-/// Rounds a row to bytes, and writes of each group its scale, and its sum times the scale, to the row's lane of
-/// `numbers`.
-///
-/// # Safety
-/// The CPU has the kernel's instructions.
-type Round = unsafe fn(
-    x: &[f32],
-    bytes: &mut [i8],
-    numbers: &mut [f32],
-    row: usize,
-    lanes: usize,
-    group: usize,
-);
-
-/// Multiplies a packed panel of rows, with scales and sums of their groups in `numbers`, by one of weights with scales
-/// and minima.
-///
-/// # Safety
-/// The CPU has the kernel's instructions, and the output's columns of the tile's rows are nobody else's.
-type Tile = unsafe fn(x: &[f32], numbers: &[f32], panel: &[f32], scales: &[f32], out: TileOutput);
-
-impl ByteKernel {
-    /// The best one of these instructions, if they have one.
-    fn of(instructions: Instructions) -> Option<&'static Self> {
-        #[cfg(target_arch = "x86_64")]
-        {
-            if instructions.has(InstructionSet::Avx512Vnni) {
-                return Some(&vnni::KERNEL);
-            }
-            if instructions.has(InstructionSet::AvxVnni) {
-                return Some(&avx2::VNNI_KERNEL);
-            }
-            if instructions.has(InstructionSet::Avx2) {
-                return Some(&avx2::KERNEL);
-            }
-        }
-        let _ = instructions;
-        None
-    }
-
-    /// All that this CPU can run.
-    #[cfg(test)]
-    fn all() -> Vec<&'static Self> {
-        let all = Instructions::all().iter();
-        let mut all: Vec<_> = all
-            .filter_map(|&instructions| Self::of(instructions))
-            .collect();
-        all.dedup_by(|a, b| std::ptr::eq(*a, *b));
-        all
-    }
-}
-
-/// Whether rows are rounded to be multiplied with weights of this format: it stores integers, and these are instructions for
-/// them.
-pub(crate) fn rounds_rows(instructions: Instructions, format: Format) -> bool {
-    kernel_for(instructions, format).is_some()
-}
-
-/// The kernel that multiplies weights of this format, and how they are grouped. It is the same for any number of rows.
-fn kernel_for(
-    instructions: Instructions,
-    format: Format,
-) -> Option<(&'static ByteKernel, QuantGroups)> {
-    Some((ByteKernel::of(instructions)?, format.groups()?))
-}
 
 /// The integer matmul of one format.
 pub(super) struct QuantizedGemm {
@@ -139,10 +45,7 @@ impl QuantizedGemm {
 
     /// How it takes rows of `x`.
     pub(super) fn rounded_panels(&self) -> RoundedPanels {
-        RoundedPanels {
-            kernel: self.kernel,
-            groups: self.groups,
-        }
+        RoundedPanels::new(self.kernel, self.groups)
     }
 
     /// Multiplies packed rows by some rows of weights. The output begins at the first of these rows, and with the weight's
@@ -326,43 +229,6 @@ impl QuantizedGemm {
         // then the minima.
         let both = MatrixRows::new(loose_scales, 2 * groups, weight.rows, 2 * groups);
         kernel.transpose(both, &mut scales[lane..], columns, lane);
-    }
-}
-
-/// Panels of rows of `x` for one kernel: two values for each group, then bytes.
-#[derive(Clone, Copy)]
-pub(super) struct RoundedPanels {
-    kernel: &'static ByteKernel,
-    groups: QuantGroups,
-}
-
-impl RoundedPanels {
-    /// Elements that a scale of weights is for; all else is the same for all formats.
-    pub(super) fn group(&self) -> usize {
-        self.groups.len
-    }
-
-    /// Words of so much of the depth of a panel, and some behind them that are overwritten while it is packed.
-    pub(super) fn words(&self, depth: usize) -> usize {
-        self.kernel.lanes * (2 * depth / self.groups.len + depth / BYTES) + LINE
-    }
-
-    /// Rounds rows of `x` and packs them.
-    pub(super) fn pack(&self, x: MatrixRows<'_>, loose: &mut [f32], packed: &mut [f32]) {
-        let (rows, depth, lanes) = (x.count(), x.depth(), self.kernel.lanes);
-        let (numbers, bytes) = packed.split_at_mut(2 * lanes * depth / self.groups.len);
-        let words = depth / BYTES;
-        for row in 0..rows {
-            let rounded = bytemuck::cast_slice_mut(&mut loose[row * words..][..words]);
-            // SAFETY: `of` made sure of the instructions.
-            unsafe {
-                (self.kernel.round)(x.row(row), rounded, numbers, row, lanes, self.groups.len);
-            }
-        }
-        let rounded = MatrixRows::new(loose, words, rows, words);
-        // Words of four bytes are transposed as if they were `f32`, which only moves bits: the lanes of a vector are
-        // then the rows.
-        self.kernel.words.transpose(rounded, bytes, lanes, 0);
     }
 }
 

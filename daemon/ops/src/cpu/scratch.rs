@@ -4,11 +4,14 @@ use std::sync::{Mutex, PoisonError, TryLockError};
 
 use sluice_machine::MemoryKind;
 
-use super::packed::{LINE, PACKED_LEN};
+use super::microkernel::LINE;
 use crate::{
     OpsError,
     ledger::{HostBuffer, Ledger},
 };
+
+/// Words of rows that are packed at a time: 1 MiB, so that they stay in a core's own cache while weights stream past.
+pub(super) const PACKED_LEN: usize = 1 << 18;
 
 /// Elements of a thread's scratch, 3 MiB: a panel of weights, and some rows of the widest projection where compressed
 /// weights are decompressed; what attention packs.

@@ -2,68 +2,17 @@
 
 use std::ops::Range;
 
-use sluice_formats::{DType, Format, interleaved::ROWS};
+use sluice_formats::{Format, interleaved::ROWS};
 use sluice_weights::{PIECE, Weight};
 
 use super::{PackedBlock, Tile};
-use crate::{
-    cpu::{
-        interleaved::Interleaved,
-        microkernel::{
-            DEPTH, MatrixRows, RowPanels, pair_kernel,
-            pairs::{Begun, PairKernel, PairLanes, pairs},
-        },
-        vectors::with_vectors,
+use crate::cpu::{
+    interleaved::Interleaved,
+    microkernel::{
+        DEPTH, MatrixRows,
+        pairs::{PairKernel, PairLanes, pairs},
     },
-    device::Device,
 };
-
-/// What rows of `x` and weights are multiplied as.
-#[derive(Clone, Copy)]
-pub(in crate::cpu) enum Factors {
-    /// `f32`.
-    Unrounded,
-    /// bf16, which `f32` kernels multiply.
-    Rounded,
-    /// bf16, which are multiplied in pairs.
-    Pairs(&'static dyn PairKernel),
-}
-
-impl Factors {
-    pub(super) fn of(device: &Device, format: Format) -> Self {
-        if !rounds_to_bf16(device, format) {
-            return Self::Unrounded;
-        }
-        pair_kernel(device.instructions()).map_or(Self::Rounded, Self::Pairs)
-    }
-
-    /// Prepares this thread for products of these panels, until what it returns is dropped.
-    pub(super) fn begin(self, panels: &RowPanels) -> Option<Begun> {
-        match self {
-            // SAFETY: `pair_kernel` made sure of the instructions.
-            Self::Pairs(kernel) => Some(unsafe { Begun::new(kernel, panels) }),
-            Self::Unrounded | Self::Rounded => None,
-        }
-    }
-}
-
-/// Whether the CPU rounds rows and weights of this format to bf16 before it multiplies them: not those of blocks, which have
-/// kernels and errors of their own.
-pub(in crate::cpu) fn rounds_to_bf16(device: &Device, format: Format) -> bool {
-    device.product_dtype() == DType::Bf16 && format.block_len() == 1
-}
-
-#[inline(always)]
-fn round_body(values: &mut [f32]) {
-    for value in values {
-        *value = half::bf16::from_f32(*value).to_f32();
-    }
-}
-
-with_vectors! {
-    /// Rounds elements to bf16, to nearest even.
-    round_to_bf16, round_body, (values: &mut [f32])
-}
 
 impl Tile<'_> {
     /// Multiplies packed rows by a panel of weights.

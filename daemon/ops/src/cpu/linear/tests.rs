@@ -29,7 +29,7 @@ use crate::{
     CommonMemory, Ops, ROUNDED_ROWS_ERROR,
     cpu::{
         microkernel::{RowPanels, tiles::model::Computing},
-        packed::PACKED_LEN,
+        scratch::PACKED_LEN,
     },
     device::Device,
     ledger::{Ledger, SharedBudget},

@@ -1,11 +1,13 @@
-use sluice_formats::{DType, noise::Noise};
+use sluice_formats::{DType, Format, noise::Noise};
+use sluice_machine::Instructions;
 
 use super::*;
 use crate::{
     Ops,
     cpu::{
-        packed::{LOOSE_LEN, PACKED_LEN, Packing},
-        scratch::SCRATCH_LEN,
+        byte_kernel::{BLOCK, ROWS},
+        packed::{LOOSE_LEN, Packing},
+        scratch::{PACKED_LEN, SCRATCH_LEN},
     },
     device::Device,
     ledger::Ledger,
