@@ -61,7 +61,7 @@ pub const POLICIES: &[PolicyInfo] = &[
     },
     PolicyInfo {
         name: "dynamic",
-        summary: "every token above this confidence, and at least as many as the schedule has (SDAR, LLaDA2.0, Fast-dLLM v2)",
+        summary: "every token surer than t, or as many as the schedule has (SDAR, LLaDA2.0)",
         parameters: &[
             ParameterInfo {
                 name: "t",
@@ -85,7 +85,7 @@ pub const POLICIES: &[PolicyInfo] = &[
     PolicyInfo {
         // The model card's quality mode; its speed mode is t=0.5, edit=0.
         name: "edit",
-        summary: "every token above this confidence, and written ones may be replaced until none changes (LLaDA2.1)",
+        summary: "tokens surer than t; written ones are replaced by surer ones (LLaDA2.1)",
         parameters: &[
             ParameterInfo {
                 name: "t",

@@ -185,14 +185,14 @@ async fn a_model_comes_for_the_request_that_names_it_and_all_serve_at_once() {
     // Each with its own level: that of the others stays.
     let change = v1::ApplyRequest {
         model: "two".to_owned(),
-        ..level(v1::Level::Moderate)
+        ..level(v1::Level::Aggressive)
     };
     apply(daemon, change).await.unwrap();
     let levels: Vec<_> = (setting.loaded().await.iter())
         .map(|loaded| loaded.plan.as_ref().unwrap().level())
         .collect();
-    let (standard, moderate) = (v1::Level::Standard, v1::Level::Moderate);
-    assert_eq!(levels, [standard, moderate, standard]);
+    let (standard, aggressive) = (v1::Level::Standard, v1::Level::Aggressive);
+    assert_eq!(levels, [standard, aggressive, standard]);
     assert_eq!(asked(0).await, expected[0]);
     assert_ne!(asked(1).await, expected[1]);
 }

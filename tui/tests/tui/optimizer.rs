@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// Less than the demonstration model's plan takes with its own weights, and more than a measurement needs.
-const BUDGET: &str = "13MiB";
+const BUDGET: &str = "12MiB";
 /// Few texts, and no calibration: what is measured here is whether commands do what they say.
 const QUICKLY: [&str; 3] = ["--uncalibrated", "--samples", "4"];
 
