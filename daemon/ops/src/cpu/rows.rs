@@ -4,9 +4,7 @@ use super::vectors::{LANES, with_vectors};
 
 #[inline(always)]
 fn rms_norm_body(out: &mut [f32], row: &[f32], scale: &[f32], epsilon: f32) {
-    // The compiler does not reorder floating-point sums, so the sums of lanes are apart.
-    let squares = sum_of(row, |value| value * value);
-    let inverse = (squares / row.len() as f32 + epsilon).sqrt().recip();
+    let inverse = inverse_rms(row, epsilon);
     for ((out, value), scale) in out.iter_mut().zip(row).zip(scale) {
         *out = value * inverse * scale;
     }
@@ -15,8 +13,7 @@ fn rms_norm_body(out: &mut [f32], row: &[f32], scale: &[f32], epsilon: f32) {
 #[inline(always)]
 fn rms_norm_heads_body(row: &mut [f32], scale: &[f32], epsilon: f32) {
     for head in row.chunks_exact_mut(scale.len()) {
-        let squares = sum_of(head, |value| value * value);
-        let inverse = (squares / head.len() as f32 + epsilon).sqrt().recip();
+        let inverse = inverse_rms(head, epsilon);
         for (value, scale) in head.iter_mut().zip(scale) {
             *value = *value * inverse * scale;
         }
@@ -69,6 +66,14 @@ fn rms_norm_backward_body(d_x: &mut [f32], x: &[f32], d_out: &[f32], scale: &[f3
     for (((d_x, x), d_out), scale) in d_x.iter_mut().zip(x).zip(d_out).zip(scale) {
         *d_x += d_out * scale * inverse - x * along;
     }
+}
+
+/// One divided by the root mean square, of whose square `epsilon` more is taken.
+#[inline(always)]
+fn inverse_rms(row: &[f32], epsilon: f32) -> f32 {
+    // The compiler does not reorder floating-point sums, so the sums of lanes are apart.
+    let squares = sum_of(row, |value| value * value);
+    (squares / row.len() as f32 + epsilon).sqrt().recip()
 }
 
 /// The sum over a row, in independent sums as many as the widest vectors have lanes.
