@@ -584,9 +584,10 @@ impl Batch<'_> {
             {
                 let taken = contained(|| filling.take(&its, &cost, &mut emit));
                 member.failed = taken.err();
-                let finished = (filling.finished()).map_or(0, |finished| finished.tokens.len());
-                for cache in &mut memory.kv_caches {
-                    cache.advance(finished.saturating_sub(cache.len()));
+                if let Some(finished) = filling.finished() {
+                    for cache in &mut memory.kv_caches {
+                        cache.advance(finished.tokens.len().saturating_sub(cache.len()));
+                    }
                 }
             }
         }
