@@ -7,8 +7,8 @@
 //! 5.23, and `DreamModel` as published with Dream-org/Dream-v0-Instruct-7B.
 //!
 //! They differ in few things: Qwen2 and Dream have biases for queries, keys and values. Qwen3 has none, and norms each head
-//! of queries and keys before it is rotated. Dream has no causal mask and
-//! predicts masked positions; a position's logits are in the row before it, as in the Qwen2 that it was made from.
+//! of queries and keys before it is rotated. Dream has no causal mask and predicts masked positions; a position's logits are
+//! in the row before it, as in the Qwen2 that it was made from.
 //!
 //! Difference from the references: where attention has a sliding window, the context ends where the window would begin
 //! to hide positions, so none is ever outside of it.
