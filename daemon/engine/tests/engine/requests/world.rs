@@ -61,10 +61,17 @@ impl World {
         watch: &(impl Fn(usize, &PassReport) + Clone + Send + 'static),
     ) -> Vec<(GenerationResult, Vec<PassReport>)> {
         let (send, events) = mpsc::channel();
+        // The engine's thread stops in the first request's first pass until all are submitted, however slow this thread is.
+        let (submitting, submitted) = mpsc::channel::<()>();
+        let mut submitted = Some(submitted);
         for (index, request) in requests.iter().enumerate() {
             let (send, watch) = (send.clone(), watch.clone());
+            let mut submitted = submitted.take();
             let sink = Box::new(move |event| {
                 if let Event::Pass(report) = &event {
+                    if let Some(submitted) = submitted.take() {
+                        let _ends_with_the_sender = submitted.recv();
+                    }
                     watch(index, report);
                 }
                 drop(send.send((index, event)));
@@ -73,7 +80,7 @@ impl World {
             let share = (self.share)(index);
             self.engine.submit(share, work, sink).unwrap();
         }
-        drop(send);
+        drop((send, submitting));
         let mut passes: BTreeMap<usize, Vec<PassReport>> = BTreeMap::new();
         let mut results = BTreeMap::new();
         for (index, event) in events {
