@@ -3,13 +3,14 @@
 
 mod change;
 mod convert;
+mod experts;
 mod link;
 mod pace;
 mod reader;
 mod stream;
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{Arc, atomic::AtomicBool},
 };
 
@@ -30,12 +31,13 @@ use sluice_weights::{
 };
 
 pub(crate) use self::change::GroupPreparation;
+pub use self::{experts::ExpertStats, reader::WeightReader, stream::StreamStats};
 use self::{
+    experts::{ExpertCache, ExpertInUse},
     link::GpuLink,
     reader::LoadedGroup,
     stream::{StagedGroup, StreamRemains, WeightStream},
 };
-pub use self::{reader::WeightReader, stream::StreamStats};
 use crate::error::EngineError;
 
 /// All weights of a loaded model, or of one in a dry run.
@@ -45,6 +47,8 @@ pub struct Residency {
     index: HashMap<WeightGroup, usize>,
     staging: StagingBuffers,
     stream: Option<WeightStream>,
+    /// Where not all experts of a mixture are on the device.
+    experts: Option<ExpertCache>,
     /// The link to a GPU, while no stream holds it.
     link: Option<GpuLink>,
     /// GPU memory into which weights are decompressed.
@@ -69,6 +73,8 @@ enum GroupPlacement {
     Resident(LoadedGroup),
     /// Read in every pass; its index in the stream's cycle.
     Streamed(usize),
+    /// In the expert cache when passes touch it; its place there.
+    Cached(usize),
     /// Read row by row from the checkpoint.
     Rows,
     /// Counted, but not there: in a dry run, and while a group is replaced.
@@ -97,7 +103,7 @@ pub struct WeightGroupState {
     pub storage: Storage,
     /// Bytes in the form in which it is used.
     pub bytes: u64,
-    /// Whether it is in a staging buffer at present.
+    /// Whether it is in a staging buffer at present, or in the expert cache.
     pub in_flight: bool,
 }
 
@@ -128,6 +134,7 @@ impl Residency {
             index: index(&plan.groups),
             staging: plan.staging,
             stream: None,
+            experts: None,
             link: None,
             decompressed: None,
             reader: Some(reader),
@@ -170,6 +177,7 @@ impl Residency {
             // The plan counts weights and staging buffers by itself. A dry run finds what comes on top of them.
             staging: StagingBuffers::default(),
             stream: None,
+            experts: None,
             link: None,
             decompressed: None,
             reader: None,
@@ -221,11 +229,19 @@ impl Residency {
     /// buffers of the right size are reused.
     fn start_stream(&mut self) -> Result<(), EngineError> {
         let mut cycle = Vec::new();
+        let mut experts = 0;
         for held in &mut self.groups {
+            let is_expert = held.plan.group.is_expert();
             if held.plan.is_streamed() {
-                held.placement = GroupPlacement::Streamed(cycle.len());
-                cycle.push(held.plan.clone());
+                held.placement = match is_expert {
+                    true => GroupPlacement::Cached(experts),
+                    false => GroupPlacement::Streamed(cycle.len()),
+                };
+                if !is_expert {
+                    cycle.push(held.plan.clone());
+                }
             }
+            experts += usize::from(is_expert);
         }
         // The state is consistent from here on: if memory cannot be allocated below, the next pass tries again.
         let mut slots = self.end_stream();
@@ -234,14 +250,17 @@ impl Residency {
             && slots
                 .iter()
                 .all(|slot| slot.bytes() == self.staging.bytes_each);
+        if !is_same {
+            // Freed before new ones are allocated: a plan counts one set.
+            slots.clear();
+        }
+        self.fit_expert_cache()?;
         if cycle.is_empty() {
             // Nothing is streamed, so the link's pinned memory goes back to other programs.
             self.link = None;
             return Ok(());
         }
-        // Freed before new ones are allocated: a plan counts one set.
         if !is_same {
-            drop(slots);
             slots = WeightStream::staging(self.staging, &self.device, &self.ledger)?;
         }
         let reader = Arc::clone(self.reader());
@@ -257,6 +276,33 @@ impl Residency {
             link.fit(&cycle);
         }
         self.stream = Some(WeightStream::start(reader, cycle, slots, link)?);
+        Ok(())
+    }
+
+    /// Starts or ends the expert cache, as the plan in force says; one that serves goes on with what it has.
+    fn fit_expert_cache(&mut self) -> Result<(), EngineError> {
+        let reader = Arc::clone(self.reader());
+        let experts = (self.groups.iter())
+            .map(|held| &held.plan)
+            .filter(|plan| plan.group.is_expert());
+        if !experts.clone().any(WeightGroupPlan::is_streamed) {
+            self.experts = None;
+            return Ok(());
+        }
+        let is_same = (self.experts.as_ref())
+            .is_some_and(|cache| cache.serves(&reader, experts.clone(), &self.staging));
+        if !is_same {
+            let experts = experts.cloned().collect();
+            // The old slots are freed before new ones are allocated.
+            self.experts = None;
+            self.experts = Some(ExpertCache::start(
+                reader,
+                experts,
+                &self.staging,
+                &self.device,
+                &self.ledger,
+            )?);
+        }
         Ok(())
     }
 
@@ -316,8 +362,12 @@ impl Residency {
 
     /// Starts the stream again where its staging buffers, or decompression memory, could not be allocated before.
     pub(crate) fn ensure_stream(&mut self) -> Result<(), EngineError> {
-        let is_streamed = |held: &GroupEntry| held.plan.is_streamed();
-        let lacks_stream = self.stream.is_none() && self.groups.iter().any(is_streamed);
+        let is_any = |experts: bool| {
+            let mut groups = self.groups.iter().map(|held| &held.plan);
+            groups.any(|plan| plan.is_streamed() && plan.group.is_expert() == experts)
+        };
+        let lacks_stream =
+            self.stream.is_none() && is_any(false) || self.experts.is_none() && is_any(true);
         match lacks_stream || self.decompress_bytes() != self.staging.decompress_bytes {
             true => self.start_stream(),
             false => Ok(()),
@@ -355,14 +405,56 @@ impl Residency {
                 drop(waiting);
                 Bytes::Streamed(slot?)
             }
+            GroupPlacement::Cached(place) => {
+                let cache = self.experts.as_ref();
+                let cache = cache.ok_or_else(|| self.no_staging_buffers())?;
+                let waiting = self.device.wait();
+                let expert = cache.take(*place);
+                drop(waiting);
+                Bytes::Cached(expert?)
+            }
             GroupPlacement::Rows | GroupPlacement::DryRun => Bytes::None,
         };
-        Ok(WeightGuard {
+        Ok(self.guard(held, bytes))
+    }
+
+    fn guard<'a>(&self, held: &'a GroupEntry, bytes: Bytes<'a>) -> WeightGuard<'a> {
+        WeightGuard {
             plan: &held.plan,
             bytes,
             decompressed: self.decompressed(),
             weights_version: self.weights_version,
-        })
+        }
+    }
+
+    /// Says which experts of a layer a pass is about to acquire, in their order. What of them has to be read is read in that order.
+    pub(crate) fn want_experts(&self, layer: usize, experts: impl Iterator<Item = usize>) {
+        if let Some(cache) = &self.experts {
+            cache.want(layer, experts);
+        }
+    }
+
+    /// An expert, if acquiring it would not wait.
+    ///
+    /// # Panics
+    /// When the model has no such expert.
+    pub(crate) fn try_acquire(&self, group: WeightGroup) -> Option<WeightGuard<'_>> {
+        let held = self.group(group);
+        let bytes = match &held.placement {
+            GroupPlacement::Resident(loaded) => Bytes::Resident(loaded),
+            GroupPlacement::Cached(place) => {
+                Bytes::Cached(self.experts.as_ref()?.try_take(*place)?)
+            }
+            GroupPlacement::Streamed(_) => return None,
+            GroupPlacement::Rows | GroupPlacement::DryRun => Bytes::None,
+        };
+        Some(self.guard(held, bytes))
+    }
+
+    /// What the last visit of each layer that has experts came to, where not all of them are on the device.
+    #[must_use]
+    pub fn expert_visits(&self) -> Vec<(usize, ExpertStats)> {
+        (self.experts.as_ref()).map_or_else(Vec::new, ExpertCache::last_visits)
     }
 
     /// Says that groups will be acquired in the reverse of their order, as gradients go, until the guard is dropped: what
@@ -374,19 +466,10 @@ impl Residency {
         ReversedOrder(self)
     }
 
-    /// Whether a weight group is streamed, and has to be acquired in its turn.
-    ///
-    /// # Panics
-    /// When the model has no such group.
-    #[must_use]
-    pub fn is_streamed(&self, group: WeightGroup) -> bool {
-        matches!(self.group(group).placement, GroupPlacement::Streamed(_))
-    }
-
     /// Whether nothing is streamed, so that `acquire` never waits.
     #[must_use]
     pub fn is_resident(&self) -> bool {
-        self.stream.is_none()
+        self.stream.is_none() && self.experts.is_none()
     }
 
     /// Parts of the LM head, in the order of the vocabulary, with the first row of each.
@@ -456,10 +539,10 @@ impl Residency {
     /// Time and bytes of streaming since the last plan was put in force.
     #[must_use]
     pub fn stream_stats(&self) -> StreamStats {
-        self.stream
-            .as_ref()
-            .map(WeightStream::stats)
-            .unwrap_or_default()
+        let stream = self.stream.as_ref().map(WeightStream::stats);
+        let mut stats = stream.unwrap_or_default();
+        stats += (self.experts.as_ref()).map_or_else(StreamStats::default, ExpertCache::stats);
+        stats
     }
 
     /// The state of every weight group.
@@ -469,12 +552,17 @@ impl Residency {
             .stream
             .as_ref()
             .map_or_else(Vec::new, WeightStream::in_flight);
+        let cached: HashSet<usize> = (self.experts.iter()).flat_map(ExpertCache::held).collect();
         let groups = self.groups.iter().map(|held| WeightGroupState {
             group: held.plan.group,
             tier: held.plan.tier,
             storage: held.plan.storage(),
             bytes: held.plan.bytes(),
-            in_flight: matches!(held.placement, GroupPlacement::Streamed(place) if in_flight.contains(&place)),
+            in_flight: match &held.placement {
+                GroupPlacement::Streamed(place) => in_flight.contains(place),
+                GroupPlacement::Cached(place) => cached.contains(place),
+                _ => false,
+            },
         });
         groups.collect()
     }
@@ -570,6 +658,7 @@ pub struct WeightGuard<'a> {
 enum Bytes<'a> {
     Resident(&'a LoadedGroup),
     Streamed(StagedGroup),
+    Cached(ExpertInUse),
     None,
 }
 
@@ -589,6 +678,7 @@ impl WeightGuard<'_> {
         let loaded = match &self.bytes {
             Bytes::Resident(loaded) => Some(*loaded),
             Bytes::Streamed(slot) => Some(slot.loaded()),
+            Bytes::Cached(expert) => Some(expert.loaded()),
             Bytes::None => None,
         };
         weight(

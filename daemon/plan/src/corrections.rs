@@ -8,9 +8,9 @@ use std::{
 };
 
 use sluice_shared::level::Level;
-use sluice_weights::Shape;
+use sluice_weights::{ExpertShape, Shape};
 
-use super::pass_time::PassTime;
+use super::{experts::ExpertProfile, pass_time::PassTime};
 
 /// Upper bounds of the row buckets that share a correction; the sixth bucket has no bound. Rates are measured at the
 /// first three.
@@ -32,6 +32,8 @@ struct LearnedFactors {
     compute: VecDeque<(PassKey, Factor)>,
     /// The factor of reading streamed weights.
     reading: Factor,
+    /// What passes touch of the experts of models of these shapes; the oldest is dropped first.
+    experts: VecDeque<(Shape, ExpertProfile)>,
 }
 
 /// How many times as long as predicted something takes: smoothed as a logarithm, so that twice and half are equally far
@@ -111,6 +113,36 @@ impl TimeCorrections {
     /// Takes in the reading of a pass's streamed weights, as [`TimeCorrections::see_compute`] does computing.
     pub fn see_reading(&self, measured_s: f64, predicted_s: f64) {
         self.lock().reading.see(measured_s, predicted_s);
+    }
+
+    /// Takes in a pass over so many rows which touched `touched` of each layer's experts on average; of these the pass before had
+    /// not touched a share of `turnover`.
+    pub fn see_experts(
+        &self,
+        shape: &Shape,
+        experts: &ExpertShape,
+        rows: usize,
+        touched: f64,
+        turnover: f64,
+    ) {
+        let mut known = self.lock();
+        let index = known.experts.iter().position(|(its, _)| its == shape);
+        let index = index.unwrap_or_else(|| {
+            if known.experts.len() >= KINDS_MAX {
+                known.experts.pop_front();
+            }
+            (known.experts).push_back((shape.clone(), ExpertProfile::PUBLISHED));
+            known.experts.len() - 1
+        });
+        known.experts[index].1.see(experts, rows, touched, turnover);
+    }
+
+    /// What passes touch of the experts of a model of this shape: as passes have told, or as another model's did.
+    #[must_use]
+    pub fn experts(&self, shape: &Shape) -> ExpertProfile {
+        let known = self.lock();
+        let measured = known.experts.iter().find(|(its, _)| its == shape);
+        measured.map_or(ExpertProfile::PUBLISHED, |(_, profile)| *profile)
     }
 
     /// Corrects a time that was predicted by the rates alone.

@@ -3,6 +3,7 @@
 
 pub mod corrections;
 pub mod decompressed;
+mod experts;
 mod kv_cache;
 mod pass_time;
 mod recipe;
@@ -28,6 +29,7 @@ use sluice_weights::{
 pub use self::{
     corrections::TimeCorrections,
     decompressed::MLP_ROWS,
+    experts::{ExpertProfile, PlannedExperts},
     kv_cache::{compute_format, resolve_canvas_kv_cache_format, resolve_kv_cache_format},
     pass_time::PassTime,
     switch_estimate::{ConversionSource, SwitchEstimate, estimate_switch},
@@ -256,13 +258,43 @@ pub struct StagingBuffers {
     pub bytes_each: u64,
     /// Bytes of GPU memory into which weights are decompressed, some rows at a time, streamed or not.
     pub decompress_bytes: u64,
+    /// Slots of the expert cache: each keeps one expert of a mixture, whichever passes touch most.
+    pub expert_slots: usize,
+    /// Bytes of each slot.
+    pub expert_slot_bytes: u64,
 }
 
 impl StagingBuffers {
-    /// Bytes of all buffers and of the decompression memory.
+    /// Bytes of all buffers, of the decompression memory and of the expert cache.
     #[must_use]
     pub fn total_bytes(&self) -> u64 {
-        self.count as u64 * self.bytes_each + self.decompress_bytes
+        self.count as u64 * self.bytes_each
+            + self.decompress_bytes
+            + self.expert_slots as u64 * self.expert_slot_bytes
+    }
+
+    /// Buffers for a model between the plan of these and that of `new`, while these groups are where they are.
+    #[must_use]
+    pub fn of_both(&self, new: &Self, groups: &[WeightGroupPlan]) -> Self {
+        let largest = |experts: bool| {
+            let streamed = groups.iter().filter(|group| group.is_streamed());
+            let streamed = streamed.filter(|group| group.group.is_expert() == experts);
+            streamed.map(WeightGroupPlan::staging_bytes).max()
+        };
+        let (buffer, slot) = (largest(false), largest(true));
+        Self {
+            count: buffer.map_or(0, |_| self.count.max(new.count)),
+            bytes_each: buffer.unwrap_or(0),
+            // Groups have the forms of either plan until all have changed.
+            decompress_bytes: self.decompress_bytes.max(new.decompress_bytes),
+            // The new plan's number, where it has any: there is room for these in the end.
+            expert_slots: match (slot, new.expert_slots) {
+                (None, _) => 0,
+                (Some(_), 0) => self.expert_slots,
+                (Some(_), slots) => slots,
+            },
+            expert_slot_bytes: slot.unwrap_or(0),
+        }
     }
 }
 
@@ -339,6 +371,8 @@ pub struct Plan {
     pub pinned_bytes: u64,
     /// Memory besides weights and staging buffers.
     pub working: WorkingMemory,
+    /// What passes touch of a mixture's experts; `None` without a mixture.
+    pub experts: Option<PlannedExperts>,
     /// The predicted time of a pass; `None` where the machine's rates are not known.
     pub pass: Option<PassTime>,
     /// Other levels that would store exactly the same weights. Without `off`, which is the same as `standard` in this.
@@ -440,6 +474,7 @@ impl Plan {
             groups: units,
             staging: slots,
             working: input.working,
+            experts: time::planned_experts(input.shape, &input.workload, input.machine),
             equal_levels: same_as,
         };
         // After `place`: decompressed weights get only what it has left of the budget.
@@ -505,8 +540,15 @@ impl Plan {
             shape,
             workload,
             mlp_rows: self.working.mlp_rows,
+            cached_experts: self.cached_experts(),
             machine,
         }
+    }
+
+    /// The share of the streamed experts that the expert cache has a slot for.
+    fn cached_experts(&self) -> f64 {
+        let streamed = self.streamed().filter(|group| group.group.is_expert());
+        self.staging.expert_slots as f64 / streamed.count().max(1) as f64
     }
 
     /// Most bytes of the device's memory that are held at once.
@@ -537,13 +579,22 @@ impl Plan {
             .sum()
     }
 
-    /// Bytes of weights that pass through the staging buffers in every pass.
+    /// Bytes of weights that pass through the staging buffers in every pass; of experts those that a usual pass is expected to
+    /// touch and not to find in the expert cache.
     #[must_use]
     pub fn streamed_bytes(&self) -> u64 {
-        self.streamed().map(WeightGroupPlan::bytes).sum()
+        let (experts, others): (Vec<_>, Vec<_>) =
+            self.streamed().partition(|group| group.group.is_expert());
+        let bytes = |groups: Vec<&WeightGroupPlan>| -> u64 {
+            groups.into_iter().map(WeightGroupPlan::bytes).sum()
+        };
+        let read_share = self.experts.map_or(1.0, |experts| {
+            experts.read_share(experts.rows, self.cached_experts())
+        });
+        bytes(others) + (bytes(experts) as f64 * read_share) as u64
     }
 
-    /// The weight groups that pass through the staging buffers, in the order of a pass.
+    /// The weight groups that pass through the staging buffers or the expert cache, in the order of a pass.
     pub fn streamed(&self) -> impl Iterator<Item = &WeightGroupPlan> {
         self.groups.iter().filter(|group| group.is_streamed())
     }
@@ -702,13 +753,13 @@ fn place(
         ],
     };
     for &(count, only) in tries {
-        let fitting = spread::streamed_set(groups, &forms, count, needed, budget);
-        let Some(streamed) = fitting else { continue };
-        let slot = streamed.iter().map(|&index| forms[index].staging_bytes());
+        let fitting = spread::streamed(groups, &forms, count, needed, budget);
+        let Some((streamed, buffers)) = fitting else {
+            continue;
+        };
         let slots = StagingBuffers {
-            count,
-            bytes_each: slot.max().unwrap_or(0),
             decompress_bytes: decoded_bytes,
+            ..buffers
         };
         let freed: u64 = (streamed.iter().map(|&index| groups[index].resident_bytes())).sum();
         let file_bytes: u64 = (streamed.iter().map(|&index| forms[index].file_bytes())).sum();

@@ -8,9 +8,59 @@ use std::{
 
 use sluice_weights::{WeightGroup, WeightGroupPlan};
 
+use super::StagingBuffers;
+
+/// Least slots of an expert cache: one that is multiplied with, one that is being filled, one that is ready.
+const EXPERT_SLOTS_MIN: usize = 3;
+
+/// Indices of the groups to stream, and what they go through: as few as the budget forces. Of a mixture's experts all are streamed
+/// if any is, through a cache of as many slots as the budget has room for: passes touch some of them, which only they can tell.
+pub(super) fn streamed(
+    groups: &[WeightGroupPlan],
+    forms: &[WeightGroupPlan],
+    staging_buffers: usize,
+    needed: u64,
+    budget: u64,
+) -> Option<(Vec<usize>, StagingBuffers)> {
+    let (experts, slot_bytes) = experts(groups, forms);
+    let needed = needed - freed(groups, &experts);
+    let slots_min = EXPERT_SLOTS_MIN.min(experts.len());
+    let least = slots_min as u64 * slot_bytes;
+    let mut set = match needed + least <= budget && !experts.is_empty() {
+        true => Vec::new(),
+        false => streamed_set(groups, forms, staging_buffers, needed + least, budget)?,
+    };
+    let mut staging = StagingBuffers {
+        count: if set.is_empty() { 0 } else { staging_buffers },
+        bytes_each: (set.iter().map(|&index| forms[index].staging_bytes()))
+            .max()
+            .unwrap_or(0),
+        ..StagingBuffers::default()
+    };
+    if slots_min > 0 {
+        let room = (budget + freed(groups, &set)).saturating_sub(needed + staging.total_bytes());
+        let slots = usize::try_from(room / slot_bytes).unwrap_or(usize::MAX);
+        staging.expert_slots = slots.clamp(slots_min, experts.len());
+        staging.expert_slot_bytes = slot_bytes;
+        set.extend(experts);
+        set.sort_unstable();
+    }
+    Some((set, staging))
+}
+
+/// The experts, and the bytes of a slot that has room for any of them.
+fn experts(groups: &[WeightGroupPlan], forms: &[WeightGroupPlan]) -> (Vec<usize>, u64) {
+    let experts: Vec<usize> = (0..groups.len())
+        .filter(|&index| groups[index].group.is_expert())
+        .collect();
+    let slot = experts.iter().map(|&index| forms[index].staging_bytes());
+    let slot_bytes = slot.max().unwrap_or(0);
+    (experts, slot_bytes)
+}
+
 /// Indices of the groups to stream, in these forms through `staging_buffers` buffers, such that `needed` bytes shrink
 /// to the budget; `None` where that is not possible.
-pub(super) fn streamed_set(
+fn streamed_set(
     groups: &[WeightGroupPlan],
     forms: &[WeightGroupPlan],
     staging_buffers: usize,
@@ -81,14 +131,20 @@ pub(super) fn most_saved(
     staging_buffers: usize,
 ) -> u64 {
     let all = candidates(groups);
+    let (experts, slot_bytes) = experts(groups, forms);
+    let slots = EXPERT_SLOTS_MIN.min(experts.len()) as u64;
     freed(groups, &all).saturating_sub(staging_bytes(forms, &all, staging_buffers))
+        + freed(groups, &experts).saturating_sub(slots * slot_bytes)
 }
 
-/// The groups that may be streamed: those worth a read in every pass.
+/// The groups that may be streamed one after another: those worth a read in every pass.
 fn candidates(groups: &[WeightGroupPlan]) -> Vec<usize> {
     let may_stream = |group: &WeightGroupPlan| {
         // Rows of the embedding are read where they lie, and the norm's few KiB are not worth a read in each pass.
-        !matches!(group.group, WeightGroup::Embedding | WeightGroup::FinalNorm)
+        !matches!(
+            group.group,
+            WeightGroup::Embedding | WeightGroup::FinalNorm | WeightGroup::Expert(..)
+        )
     };
     (0..groups.len())
         .filter(|&index| may_stream(&groups[index]))

@@ -537,6 +537,7 @@ fn a_shared_pass_takes_no_longer_than_as_many_of_the_longest() {
             shape: &shape,
             workload: &workload,
             mlp_rows: 512,
+            cached_experts: 0.0,
             machine: &machine,
         };
         time::predict(&all, &asked).unwrap().total_s()
@@ -731,6 +732,7 @@ fn a_turn_of_2048_rows_decodes_an_mlp_once() {
                 shape: &shape,
                 workload: &workload,
                 mlp_rows,
+                cached_experts: 0.0,
                 machine: &machine(decode_s),
             };
             time::predict(&groups, &asked).unwrap().compute_s

@@ -11,13 +11,14 @@ use sluice_formats::Format;
 use sluice_machine::{DiskBandwidth, MemoryStats, Profile, Rates, default_pinned_memory_limit};
 use sluice_shared::level::Level;
 use sluice_weights::{
-    CompressedRange, ExpertShape, LayerKind, Shape, Storage, TensorPart, TensorPlan, Tier,
-    WeightGroup, WeightGroupPlan, decompressed::is_decompressed_first,
+    CompressedRange, LayerKind, Shape, Storage, TensorPart, TensorPlan, Tier, WeightGroup,
+    WeightGroupPlan, decompressed::is_decompressed_first,
 };
 
 use super::{
     Workload,
     corrections::{PassKind, TimeCorrections},
+    experts::PlannedExperts,
     pass_time::PassTime,
 };
 
@@ -101,6 +102,8 @@ pub(super) struct TimingInput<'a> {
     pub(super) workload: &'a Workload,
     /// Rows that go through an MLP together; 0: all of them.
     pub(super) mlp_rows: usize,
+    /// Share of the streamed experts that have a slot of the expert cache.
+    pub(super) cached_experts: f64,
     pub(super) machine: &'a Machine,
 }
 
@@ -118,12 +121,36 @@ pub(super) fn predict(groups: &[WeightGroupPlan], input: &TimingInput<'_>) -> Op
 impl TimingInput<'_> {
     /// Rows that the layers compute.
     fn rows(&self) -> usize {
-        // An autoregressive model's usual pass has one new token of each request.
-        match self.shape.causal {
-            true => self.workload.batch_requests,
-            false => self.workload.usual_rows(),
-        }
+        usual_rows(self.shape, self.workload)
     }
+
+    fn experts(&self) -> Option<PlannedExperts> {
+        planned_experts(self.shape, self.workload, self.machine)
+    }
+}
+
+fn usual_rows(shape: &Shape, workload: &Workload) -> usize {
+    // An autoregressive model's usual pass has one new token of each request.
+    match shape.causal {
+        true => workload.batch_requests,
+        false => workload.usual_rows(),
+    }
+}
+
+/// What is known of a mixture's experts; `None` where the model has none.
+pub(super) fn planned_experts(
+    shape: &Shape,
+    workload: &Workload,
+    machine: &Machine,
+) -> Option<PlannedExperts> {
+    let LayerKind::Mixture(experts) = shape.layer_kind else {
+        return None;
+    };
+    Some(PlannedExperts {
+        shape: experts,
+        profile: machine.corrections.experts(shape),
+        rows: usual_rows(shape, workload),
+    })
 }
 
 fn by_rates(groups: &[WeightGroupPlan], input: &TimingInput<'_>) -> Option<PassTime> {
@@ -147,12 +174,22 @@ fn by_rates(groups: &[WeightGroupPlan], input: &TimingInput<'_>) -> Option<PassT
         machine.pinned_memory_limit_bytes,
         streamed(groups),
     ));
+    let experts = input.experts();
+    let read_share = experts.map_or(1.0, |experts| {
+        experts.read_share(input.rows(), input.cached_experts)
+    });
     for group in groups {
         time.compute_s += compute_s(group, input)?;
         if !group.is_streamed() {
             continue;
         }
-        let bytes = group.file_bytes() as f64;
+        // Of experts, the part that passes touch and the cache does not have.
+        let share = if group.group.is_expert() {
+            read_share
+        } else {
+            1.0
+        };
+        let bytes = group.file_bytes() as f64 * share;
         if is_gpu {
             time.copy_s += group.bytes() as f64 / rates.link_bytes_per_s?;
             // Kept in pinned memory: read from disk by the first pass alone, then only copied.
@@ -167,8 +204,9 @@ fn by_rates(groups: &[WeightGroupPlan], input: &TimingInput<'_>) -> Option<PassT
             .tensors
             .iter()
             .filter_map(TensorPlan::decompressed_from);
-        let decode_s = decoded
-            .map(|(coding, numbers)| Some(rates.decompress_s(coding.scheme)? * numbers as f64));
+        let decode_s = decoded.map(|(coding, numbers)| {
+            Some(share * rates.decompress_s(coding.scheme)? * numbers as f64)
+        });
         let mut busy_s = decode_s.sum::<Option<f64>>()?;
         let mut disk_s = 0.0;
         if group.tier == Tier::Host {
@@ -311,9 +349,9 @@ fn linear(group: WeightGroup, tensor: &TensorPlan, input: &TimingInput<'_>) -> O
         _ => workload.usual_rows(),
     };
     // Of a mixture's experts, each has its share of the rows, and some have none.
-    let (rows, share) = match (group, &shape.layer_kind) {
-        (WeightGroup::Expert(..), LayerKind::Mixture(experts)) => expert_rows(experts, rows),
-        _ => (rows, 1.0),
+    let (rows, share) = match input.experts().filter(|_| group.is_expert()) {
+        Some(experts) => expert_rows(&experts, rows),
+        None => (rows, 1.0),
     };
     // What is decompressed before the matmul is so once for each chunk of rows of an MLP.
     let turn_rows = match input.mlp_rows {
@@ -344,13 +382,15 @@ fn linear(group: WeightGroup, tensor: &TensorPlan, input: &TimingInput<'_>) -> O
     Some(share * (rate.seconds(tensor.elements(), rows) + decode_s))
 }
 
-/// How many rows an expert has that has any, and how many of the experts do, if each row goes through any of them as likely as
-/// through others.
-fn expert_rows(experts: &ExpertShape, rows: usize) -> (usize, f64) {
-    let chosen = experts.per_token as f64 / experts.count as f64;
-    let share = 1.0 - (1.0 - chosen).powi(i32::try_from(rows).unwrap_or(i32::MAX));
-    match share > 0.0 {
-        true => ((rows as f64 * chosen / share).round() as usize, share),
+/// How many rows an expert has that has any, and how many of the experts do.
+fn expert_rows(experts: &PlannedExperts, rows: usize) -> (usize, f64) {
+    let PlannedExperts { shape, profile, .. } = experts;
+    let touched = profile.touched(shape, rows);
+    match touched > 0.0 {
+        true => (
+            ((rows * shape.per_token) as f64 / touched).round() as usize,
+            touched / shape.count as f64,
+        ),
         false => (0, 0.0),
     }
 }

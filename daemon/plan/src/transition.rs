@@ -153,29 +153,18 @@ impl<'a> TransitionState<'a> {
         for &group in evicted {
             groups[group] = self.to.groups[group].clone();
         }
-        let streamed = || groups.iter().filter(|group| group.is_streamed());
-        let is_any = streamed().next().is_some();
-        // Buffers for either plan: the groups that are streamed during the switch are a mixture of both.
-        let slots = StagingBuffers {
-            count: match is_any {
-                true => self.staging.count.max(self.to.staging.count),
-                false => 0,
-            },
-            bytes_each: streamed()
-                .map(WeightGroupPlan::staging_bytes)
-                .max()
-                .unwrap_or(0),
-            decompress_bytes: self
-                .staging
-                .decompress_bytes
-                .max(self.to.staging.decompress_bytes),
-        };
+        let slots = self.staging.of_both(&self.to.staging, &groups);
         let resident_bytes = groups.iter().map(WeightGroupPlan::resident_bytes).sum();
         let before = std::mem::replace(&mut self.groups, groups);
         let resident_before = std::mem::replace(&mut self.resident_bytes, resident_bytes);
         let slots_before = std::mem::replace(&mut self.staging, slots);
+        let is_streamable = |group: &WeightGroupPlan| match group.group.is_expert() {
+            true => slots.expert_slots > 0,
+            false => slots.count > 0,
+        };
         // Where neither plan has staging buffers, nothing can be streamed on the way.
-        if self.device_bytes() > self.ceiling_bytes || (is_any && slots.count == 0) {
+        let mut streamed = self.groups.iter().filter(|group| group.is_streamed());
+        if self.device_bytes() > self.ceiling_bytes || !streamed.all(is_streamable) {
             self.groups = before;
             self.resident_bytes = resident_before;
             self.staging = slots_before;

@@ -44,6 +44,12 @@ impl WeightGroup {
             Self::Embedding | Self::FinalNorm | Self::LmHead(_) => None,
         }
     }
+
+    /// Whether it is one of a mixture's experts, which not all rows go through.
+    #[must_use]
+    pub fn is_expert(self) -> bool {
+        matches!(self, Self::Expert(..))
+    }
 }
 
 /// A tensor's role in its weight group; shapes are [outputs, inputs].

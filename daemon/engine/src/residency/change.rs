@@ -98,7 +98,9 @@ impl Residency {
     ) -> Result<(), EngineError> {
         let mut were_streamed = false;
         for (index, loaded) in ready {
-            were_streamed |= self.groups[index].plan.is_streamed();
+            let before = &self.groups[index].plan;
+            // The expert cache goes on without those that are on the device: nobody asks it for them.
+            were_streamed |= before.is_streamed() && !before.group.is_expert();
             self.groups[index] = GroupEntry {
                 plan: groups[index].clone(),
                 placement: GroupPlacement::Resident(loaded),
@@ -127,7 +129,7 @@ impl Residency {
             }
             Err(error)
         })?;
-        if before.is_streamed() {
+        if before.is_streamed() && !before.group.is_expert() {
             self.start_stream()?;
         }
         Ok(())
@@ -187,6 +189,7 @@ impl Residency {
         let groups = &target.groups;
         // Frees the staging buffers: the steps before have found that groups do not fit beside them.
         drop(self.end_stream());
+        self.experts = None;
         self.decompressed = None;
         for &index in evicted {
             // This may continue a cancelled call, which has evicted some of them already.
@@ -204,7 +207,7 @@ impl Residency {
             }
             // Only between two groups: in the middle of one the model would lack it.
             if cancel.load(Ordering::Relaxed) {
-                self.staging = self.staging_of_both(target.staging);
+                self.staging = self.staging.of_both(&target.staging, &self.group_plans());
                 // If the buffers cannot be allocated now, the next pass tries again and reports it.
                 drop(self.start_stream());
                 return Ok(false);
@@ -214,20 +217,6 @@ impl Residency {
         self.staging = target.staging;
         self.start_stream()?;
         Ok(true)
-    }
-
-    /// Staging buffers for a model between two plans.
-    fn staging_of_both(&self, new: StagingBuffers) -> StagingBuffers {
-        let streamed = self.groups.iter().filter(|held| held.plan.is_streamed());
-        StagingBuffers {
-            count: self.staging.count.max(new.count),
-            bytes_each: streamed
-                .map(|held| held.plan.staging_bytes())
-                .max()
-                .unwrap_or(0),
-            // Groups have the forms of either plan until all have changed.
-            decompress_bytes: self.staging.decompress_bytes.max(new.decompress_bytes),
-        }
     }
 
     /// Replaces the reader by one that knows of a converted-weight cache.

@@ -7,6 +7,7 @@
 //! it is sent: marks in the GPU's streams keep the two apart, and neither thread waits for the GPU.
 
 use std::{
+    ops::AddAssign,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
@@ -30,6 +31,7 @@ use sluice_plan::StagingBuffers;
 use sluice_weights::WeightGroupPlan;
 
 use super::{
+    experts::ExpertStats,
     link::{BroughtGroup, CopyMarks, GpuLink, GroupTransfer, PinOutcome},
     pace::ReadPace,
     reader::{LoadedGroup, WeightReader},
@@ -173,6 +175,8 @@ pub struct StreamStats {
     pub copied: Duration,
     /// Bytes of weight groups that are kept in pinned memory.
     pub pinned_bytes: u64,
+    /// What passes have touched of a mixture's experts, where not all of them are on the device.
+    pub experts: ExpertStats,
 }
 
 impl StreamStats {
@@ -183,7 +187,18 @@ impl StreamStats {
             bytes: self.bytes.saturating_sub(before.bytes),
             copied: self.copied.saturating_sub(before.copied),
             pinned_bytes: self.pinned_bytes,
+            experts: self.experts.since(&before.experts),
         }
+    }
+}
+
+impl AddAssign for StreamStats {
+    fn add_assign(&mut self, more: Self) {
+        self.waited += more.waited;
+        self.bytes += more.bytes;
+        self.copied += more.copied;
+        self.pinned_bytes += more.pinned_bytes;
+        self.experts += more.experts;
     }
 }
 

@@ -1,7 +1,7 @@
 //! A mixture of experts with its norm and its residual: each row goes through the experts that its router chooses.
 //!
-//! A row's experts are added in their order, not in that of the router's choice, so that a streamed pass needs each expert
-//! once, however many rows there are, and no output of an expert for longer than it takes to add it.
+//! A row's experts are added in their order, not in that of the router's choice, so that a pass needs each expert once, however
+//! many rows there are, and no output of an expert for longer than it takes to add it.
 
 use std::ops::Range;
 
@@ -49,23 +49,23 @@ impl Network {
             let all = Routing::all(hidden.len());
             self.add_experts(ops, hidden, &x, &all, &[(0..hidden.len(), shared)])?;
         }
-        let mut resident = Vec::new();
-        for expert in 0..routing.experts() {
+        let touched = (0..routing.experts()).filter(|&expert| !routing.places(expert).is_empty());
+        weights.want_experts(layer, touched.clone());
+        // In their order, which a row's sum follows, and as many together as are there: what is missing is read meanwhile.
+        let mut ready: Vec<ExpertRows<'_>> = Vec::new();
+        for expert in touched {
             let group = WeightGroup::Expert(layer, expert);
-            let places = routing.places(expert);
-            if !weights.is_streamed(group) {
-                if !places.is_empty() {
-                    resident.push((places, acquire(ops, weights, group)?));
+            let guard = match weights.try_acquire(group) {
+                Some(guard) => guard,
+                None => {
+                    // Before waiting, also because these may hold all slots.
+                    self.add_experts(ops, hidden, &x, &routing, &std::mem::take(&mut ready))?;
+                    acquire(ops, weights, group)?
                 }
-                continue;
-            }
-            // In their order, which a row's sum follows.
-            self.add_experts(ops, hidden, &x, &routing, &std::mem::take(&mut resident))?;
-            // Also where it has no rows: groups are brought in the order of a pass, and the next is behind it.
-            let streamed = acquire(ops, weights, group)?;
-            self.add_experts(ops, hidden, &x, &routing, &[(places, streamed)])?;
+            };
+            ready.push((routing.places(expert), guard));
         }
-        self.add_experts(ops, hidden, &x, &routing, &resident)
+        self.add_experts(ops, hidden, &x, &routing, &ready)
     }
 
     /// Adds what experts make of their rows, which lie behind one another: as many at a time as go through an MLP together.

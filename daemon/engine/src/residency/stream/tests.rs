@@ -84,7 +84,7 @@ fn setup_limited(bytes_per_s: Option<u64>) -> (TempDir, Weights, WeightStream) {
     let slots = StagingBuffers {
         count: 3,
         bytes_each: largest.max().unwrap(),
-        decompress_bytes: 0,
+        ..StagingBuffers::default()
     };
     let slots = WeightStream::staging(slots, &Device::cpu(1).unwrap(), &Ledger::default()).unwrap();
     let reader = Arc::new(WeightReader::new(checkpoint, &sources).with_limit(bytes_per_s));

@@ -1,0 +1,479 @@
+//! The expert cache: slots for as many of a mixture's experts as the budget has room for, whichever passes touch. A thread of its own
+//! reads what the router has chosen and is not there, and, while nothing is wanted, what the next layers' last visits touched.
+//!
+//! As with staging buffers, slots change hands by value: nobody sees one that is being filled. Which expert goes for another follows
+//! from what passes have touched ([`usage`]), and moves bytes only: no result depends on it.
+
+mod usage;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::AddAssign,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use sluice_machine::{
+    MemoryKind,
+    page::{PAGE_BYTES, Page},
+};
+use sluice_ops::{
+    OpsError,
+    device::{Device, DeviceBuffer},
+    ledger::Ledger,
+};
+use sluice_plan::StagingBuffers;
+use sluice_weights::WeightGroupPlan;
+
+use self::usage::ExpertUsage;
+use super::{
+    pace::ReadPace,
+    reader::{LoadedGroup, WeightReader},
+    stream::StreamStats,
+};
+use crate::error::EngineError;
+
+/// Layers ahead of the present one whose experts are read before their router has spoken.
+const LAYERS_AHEAD: usize = 2;
+/// Of all slots, one in so many holds at most what was read and not used yet. What is kept counts more.
+const AHEAD_SHARE: usize = 4;
+
+/// What passes have touched of a mixture's experts, and where it was: sums over layers and passes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ExpertStats {
+    /// Layers that passes have gone through.
+    pub visits: u64,
+    /// Experts that a layer's rows went through.
+    pub touched: u64,
+    /// Of those, the ones that the pass before had touched, too.
+    pub touched_again: u64,
+    /// Of those, the ones that were in the cache from earlier passes.
+    pub hits: u64,
+    /// Those that had been read ahead when the router chose them.
+    pub fetched_ahead: u64,
+    /// Those that had to be read when the router chose them.
+    pub missed: u64,
+}
+
+impl ExpertStats {
+    /// The difference to an earlier count.
+    pub(super) fn since(&self, before: &Self) -> Self {
+        let less = |now: u64, before: u64| now.saturating_sub(before);
+        Self {
+            visits: less(self.visits, before.visits),
+            touched: less(self.touched, before.touched),
+            touched_again: less(self.touched_again, before.touched_again),
+            hits: less(self.hits, before.hits),
+            fetched_ahead: less(self.fetched_ahead, before.fetched_ahead),
+            missed: less(self.missed, before.missed),
+        }
+    }
+}
+
+impl AddAssign for ExpertStats {
+    fn add_assign(&mut self, more: Self) {
+        self.visits += more.visits;
+        self.touched += more.touched;
+        self.touched_again += more.touched_again;
+        self.hits += more.hits;
+        self.fetched_ahead += more.fetched_ahead;
+        self.missed += more.missed;
+    }
+}
+
+/// The slots and the thread that fills them.
+#[derive(Debug)]
+pub(super) struct ExpertCache {
+    shared: Arc<CacheShared>,
+    /// The index of each of the model's layers among those with experts.
+    layers: BTreeMap<usize, usize>,
+    slots: (usize, u64),
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct CacheShared {
+    reader: Arc<WeightReader>,
+    /// The experts, in the order of a pass. One that is on the device besides is never asked for.
+    experts: Vec<WeightGroupPlan>,
+    state: Mutex<CacheState>,
+    changed: Condvar,
+    /// Set to cancel the present read.
+    abandon: AtomicBool,
+}
+
+#[derive(Debug)]
+struct CacheState {
+    free: Vec<DeviceBuffer<Page>>,
+    ready: BTreeMap<usize, CachedExpert>,
+    in_use: BTreeSet<usize>,
+    /// Experts of the present layer that are yet to be used.
+    wanted: BTreeSet<usize>,
+    filling: Option<usize>,
+    usage: ExpertUsage,
+    slots: usize,
+    /// A read that failed. The thread pauses until somebody asks for an expert.
+    failed: Option<(usize, EngineError)>,
+    stopped: bool,
+    stats: StreamStats,
+    /// What the last visit of each layer came to.
+    last_visits: Vec<ExpertStats>,
+}
+
+/// An expert in a slot.
+#[derive(Debug)]
+struct CachedExpert {
+    loaded: LoadedGroup,
+    /// How long it took to read; counted when it is used first.
+    time: Duration,
+    /// Whether it was read and not used yet.
+    is_new: bool,
+}
+
+impl CacheState {
+    /// The next expert to read, and the slot to read it into, if there are both.
+    fn start_next(&mut self) -> Option<(usize, DeviceBuffer<Page>)> {
+        if self.failed.is_some() {
+            return None;
+        }
+        let is_there =
+            |place: &usize| self.ready.contains_key(place) || self.in_use.contains(place);
+        let ahead_max = (self.slots / AHEAD_SHARE).max(1);
+        if let Some(&place) = self.wanted.iter().find(|place| !is_there(place)) {
+            // None is ahead of what the pass waits for.
+            let before = self.wanted.range(..place);
+            let ahead = before.filter(|before| self.ready.get(before).is_some_and(|at| at.is_new));
+            let may_read = ahead.count() < ahead_max;
+            return may_read.then(|| Some((place, self.slot_for_wanted(place)?)))?;
+        }
+        let new = self.ready.values().filter(|expert| expert.is_new).count();
+        if new >= ahead_max {
+            return None;
+        }
+        let place = (self.usage.expected(LAYERS_AHEAD)).find(|place| !is_there(place))?;
+        let slot = match self.free.pop() {
+            Some(slot) => slot,
+            None => {
+                let others = self.ready.keys().filter(|at| !self.wanted.contains(at));
+                let victim = self.usage.victim(others.copied())?;
+                // Only for what is needed later than this.
+                let gives = self.usage.worthless(victim) > self.usage.worthless(place);
+                gives.then(|| self.take_slot(victim))?
+            }
+        };
+        Some((place, slot))
+    }
+
+    /// A slot for an expert that the present layer wants: a free one, or that of the expert which is worth least, or else that of one
+    /// which the layer wants later.
+    fn slot_for_wanted(&mut self, place: usize) -> Option<DeviceBuffer<Page>> {
+        if let Some(slot) = self.free.pop() {
+            return Some(slot);
+        }
+        let others = self.ready.keys().filter(|at| !self.wanted.contains(at));
+        let victim = self.usage.victim(others.copied()).or_else(|| {
+            let last = *self.ready.keys().rfind(|at| self.wanted.contains(at))?;
+            (last > place).then_some(last)
+        })?;
+        Some(self.take_slot(victim))
+    }
+
+    fn take_slot(&mut self, place: usize) -> DeviceBuffer<Page> {
+        let expert = self.ready.remove(&place).expect("it is ready");
+        expert.loaded.memory
+    }
+}
+
+impl ExpertCache {
+    /// Allocates the slots, and starts to read what is wanted.
+    pub(super) fn start(
+        reader: Arc<WeightReader>,
+        experts: Vec<WeightGroupPlan>,
+        staging: &StagingBuffers,
+        device: &Device,
+        ledger: &Ledger,
+    ) -> Result<Self, EngineError> {
+        let mut layers = BTreeMap::new();
+        let mut counts: Vec<usize> = Vec::new();
+        for layer in experts.iter().filter_map(|expert| expert.group.layer()) {
+            let next = counts.len();
+            let index = *layers.entry(layer).or_insert(next);
+            counts.resize(layers.len(), 0);
+            counts[index] += 1;
+        }
+        let pages = staging.expert_slot_bytes as usize / PAGE_BYTES;
+        // An allocation for each, since they change hands one by one.
+        let slot = || DeviceBuffer::new(device, ledger, MemoryKind::StagingBuffers, pages);
+        let free = (0..staging.expert_slots).map(|_| slot());
+        let state = CacheState {
+            free: free.collect::<Result<_, _>>()?,
+            ready: BTreeMap::new(),
+            in_use: BTreeSet::new(),
+            wanted: BTreeSet::new(),
+            filling: None,
+            last_visits: vec![ExpertStats::default(); counts.len()],
+            usage: ExpertUsage::new(counts),
+            slots: staging.expert_slots,
+            failed: None,
+            stopped: false,
+            stats: StreamStats::default(),
+        };
+        let shared = Arc::new(CacheShared {
+            reader,
+            experts,
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            abandon: AtomicBool::new(false),
+        });
+        // A thread of its own: it blocks in reads, which a thread of the pool that computes must not.
+        let thread = thread::Builder::new()
+            .name("sluice-experts".to_owned())
+            .spawn({
+                let shared = Arc::clone(&shared);
+                move || shared.fill_slots()
+            })
+            .map_err(|error| EngineError::Ops(OpsError::Threads(error.to_string())))?;
+        Ok(Self {
+            shared,
+            layers,
+            slots: (staging.expert_slots, staging.expert_slot_bytes),
+            thread: Some(thread),
+        })
+    }
+
+    /// Whether it serves these experts, as far as they are not on the device, from these files through such slots.
+    pub(super) fn serves<'a>(
+        &self,
+        reader: &Arc<WeightReader>,
+        experts: impl Iterator<Item = &'a WeightGroupPlan>,
+        staging: &StagingBuffers,
+    ) -> bool {
+        let mut pairs = self.shared.experts.iter().zip(experts);
+        Arc::ptr_eq(&self.shared.reader, reader)
+            && self.slots == (staging.expert_slots, staging.expert_slot_bytes)
+            && pairs.all(|(own, asked)| own == asked || !asked.is_streamed())
+    }
+
+    /// Says which experts of a layer a pass is about to use, in their order: what is missing is read in that order.
+    ///
+    /// # Panics
+    /// When the layer has no experts here.
+    pub(super) fn want(&self, layer: usize, experts: impl Iterator<Item = usize>) {
+        let layer = self.layers[&layer];
+        let mut guard = self.shared.state();
+        let state = &mut *guard;
+        let first = state.usage.first(layer);
+        let places: Vec<usize> = experts.map(|expert| first + expert).collect();
+        let again = state.usage.visit(layer, &places);
+        let mut visit = ExpertStats {
+            visits: 1,
+            touched: places.len() as u64,
+            touched_again: again as u64,
+            ..ExpertStats::default()
+        };
+        for place in &places {
+            match state.ready.get(place) {
+                Some(CachedExpert { is_new: false, .. }) => visit.hits += 1,
+                Some(_) => visit.fetched_ahead += 1,
+                None if state.filling == Some(*place) => visit.fetched_ahead += 1,
+                None => visit.missed += 1,
+            }
+        }
+        state.last_visits[layer] = visit;
+        state.stats.experts += visit;
+        state.wanted = places.into_iter().collect();
+        // A read that had failed is tried again: the file may be whole by now.
+        state.failed = None;
+        drop(guard);
+        self.shared.changed.notify_all();
+    }
+
+    /// An expert, if it is there.
+    pub(super) fn try_take(&self, place: usize) -> Option<ExpertInUse> {
+        let mut state = self.shared.state();
+        self.in_use(&mut state, place)
+    }
+
+    /// Waits for an expert. Nobody else may hold as many as there are slots.
+    pub(super) fn take(&self, place: usize) -> Result<ExpertInUse, EngineError> {
+        let begun = Instant::now();
+        let mut state = self.shared.state();
+        loop {
+            if let Some(expert) = self.in_use(&mut state, place) {
+                state.stats.waited += begun.elapsed();
+                return Ok(expert);
+            }
+            if let Some((failed, error)) = state.failed.take()
+                && failed == place
+            {
+                return Err(error);
+            }
+            // Whoever asks out of turn has given up what comes before.
+            state.wanted = state.wanted.split_off(&place);
+            state.wanted.insert(place);
+            self.shared.changed.notify_all();
+            state = self.shared.wait(state);
+        }
+    }
+
+    fn in_use(&self, state: &mut CacheState, place: usize) -> Option<ExpertInUse> {
+        let mut expert = state.ready.remove(&place)?;
+        state.wanted.remove(&place);
+        state.in_use.insert(place);
+        if std::mem::take(&mut expert.is_new) {
+            // Counted here and not when it was read: what was read for nothing has served nobody.
+            state.stats.bytes += self.shared.experts[place].bytes();
+            state.stats.copied += std::mem::take(&mut expert.time);
+        }
+        Some(ExpertInUse {
+            place,
+            expert: Some(expert),
+            shared: Arc::clone(&self.shared),
+        })
+    }
+
+    /// Time and bytes of reading so far, and what passes have touched.
+    pub(super) fn stats(&self) -> StreamStats {
+        self.shared.state().stats
+    }
+
+    /// What the last visit of each of the model's layers that have experts came to.
+    pub(super) fn last_visits(&self) -> Vec<(usize, ExpertStats)> {
+        let state = self.shared.state();
+        let layers = self.layers.iter();
+        layers
+            .map(|(&layer, &index)| (layer, state.last_visits[index]))
+            .collect()
+    }
+
+    /// The places of the experts that are in slots.
+    pub(super) fn held(&self) -> Vec<usize> {
+        let state = self.shared.state();
+        state.ready.keys().chain(&state.in_use).copied().collect()
+    }
+}
+
+impl Drop for ExpertCache {
+    fn drop(&mut self) {
+        // Both under the lock: a thread that has checked one of them and is about to wait would miss the wake-up.
+        let mut state = self.shared.state();
+        state.stopped = true;
+        self.shared.abandon.store(true, Ordering::Relaxed);
+        drop(state);
+        self.shared.changed.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // A panic has shown itself as an expert that never came.
+            drop(thread.join());
+        }
+    }
+}
+
+impl CacheShared {
+    fn state(&self) -> MutexGuard<'_, CacheState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, state: MutexGuard<'a, CacheState>) -> MutexGuard<'a, CacheState> {
+        self.changed
+            .wait(state)
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until `due`, or until the cache ends.
+    fn wait_until(&self, due: Instant) {
+        let mut state = self.state();
+        while !state.stopped {
+            let left = due.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            state = (self.changed.wait_timeout(state, left))
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+
+    /// The thread's loop.
+    fn fill_slots(&self) {
+        let mut pace = self.reader.limit_bytes_per_s().map(ReadPace::new);
+        let mut state = self.state();
+        while !state.stopped {
+            let Some((place, mut memory)) = state.start_next() else {
+                state = self.wait(state);
+                continue;
+            };
+            state.filling = Some(place);
+            drop(state);
+            let begun = Instant::now();
+            let group = &self.experts[place];
+            let read = || self.reader.stream(group, memory.host_mut(), &self.abandon);
+            // Whoever waits for this expert must hear of it, even if reading panics.
+            let result = catch_unwind(AssertUnwindSafe(read)).unwrap_or(Err(EngineError::Panicked));
+            if let (Some(pace), Ok(Some(_))) = (&mut pace, &result) {
+                // With a read limit it is withheld until its bytes are due.
+                self.wait_until(pace.due(begun, group.file_bytes()));
+            }
+            state = self.state();
+            state.filling = None;
+            match result {
+                Ok(Some(starts)) => {
+                    let loaded = LoadedGroup {
+                        memory,
+                        starts,
+                        compressed: self.reader.compressed(group),
+                        // As the file has them: most stay for a block and no longer.
+                        is_interleaved: false,
+                    };
+                    let expert = CachedExpert {
+                        loaded,
+                        time: begun.elapsed(),
+                        is_new: true,
+                    };
+                    state.ready.insert(place, expert);
+                }
+                Ok(None) => state.free.push(memory),
+                Err(error) => {
+                    state.free.push(memory);
+                    state.failed = Some((place, error));
+                }
+            }
+            self.changed.notify_all();
+        }
+    }
+}
+
+/// An expert in use; dropping it returns it to the cache.
+#[derive(Debug)]
+pub(super) struct ExpertInUse {
+    place: usize,
+    /// Taken by `drop` alone.
+    expert: Option<CachedExpert>,
+    shared: Arc<CacheShared>,
+}
+
+impl ExpertInUse {
+    pub(super) fn loaded(&self) -> &LoadedGroup {
+        &self.expert.as_ref().expect("only drop takes it").loaded
+    }
+}
+
+impl Drop for ExpertInUse {
+    fn drop(&mut self) {
+        if let Some(expert) = self.expert.take() {
+            let mut state = self.shared.state();
+            state.in_use.remove(&self.place);
+            state.ready.insert(self.place, expert);
+            drop(state);
+            // Its slot may serve another now.
+            self.shared.changed.notify_all();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
