@@ -23,7 +23,8 @@ use sluice_proto::{
     v1,
 };
 use sluice_shared::{
-    decoding::Decoding, level::AdvisedLimits, policy::PolicyChoice, prior::PriorSampling,
+    decoding::{CanvasGrowth, Decoding},
+    level::AdvisedLimits, policy::PolicyChoice, prior::PriorSampling,
 };
 use sluice_tokenizer::Patience;
 
@@ -201,6 +202,7 @@ pub fn generation(
         },
         steps,
         canvas,
+        reserved: info.mask.and_then(|mask| mask.reserved),
         temperature: sampler.temperature,
         guidance: diffusion.guidance,
         remasking: diffusion.remasking.unwrap_or_default(),
@@ -230,6 +232,10 @@ pub fn generation(
         subject.diffusion_block.is_some(),
         is_bus_bound,
     );
+    // The end of a canvas that grows isn't known from the start.
+    if work.decoding.canvas_growth != CanvasGrowth::Fixed {
+        work.reserved = None;
+    }
     let first = sampler.settings.into_iter().chain(told_block);
     told.splice(0..0, first.chain(told_limits));
     // A policy that ranks positions itself takes no other ranking.

@@ -160,6 +160,13 @@ pub const POLICIES: &[PolicyInfo] = &[
         takes_back: false,
     },
     PolicyInfo {
+        name: "rnd1",
+        summary: "RND1's schedule: the positions of highest entropy stay masked longest",
+        parameters: &[],
+        exact: true,
+        takes_back: false,
+    },
+    PolicyInfo {
         name: "margin",
         summary: "every token whose probability margin over the next is large, and always the best",
         parameters: &[
@@ -594,7 +601,7 @@ mod tests {
         let error = |text: &str| text.parse::<PolicyChoice>().unwrap_err().to_string();
         assert_eq!(
             error("fast"),
-            "unknown policy 'fast'; known are reference, dynamic, sequential, edit, threshold, factor, dream, margin, decay, hierarchical, local, \
+            "unknown policy 'fast'; known are reference, dynamic, sequential, edit, threshold, factor, dream, rnd1, margin, decay, hierarchical, local, \
              entropy, klass, credit, revoke"
         );
         assert_eq!(error("factor:t=1"), "policy 'factor' has no parameter 't'");

@@ -45,6 +45,8 @@ pub enum Family {
     LladaMoe,
     /// Block diffusion with mixtures of experts, LLaDA2.0.
     Llada2,
+    /// Masked diffusion with Qwen3-MoE's layers.
+    Rnd1,
     /// Autoregressive, with a state of fixed size in the place of a KV cache.
     Rwkv7,
     /// Autoregressive within a window, with latents that are inferred from the prompt.
@@ -53,7 +55,7 @@ pub enum Family {
 
 impl Family {
     /// Every supported family.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Llada,
         Self::Llama,
         Self::Mistral,
@@ -66,6 +68,7 @@ impl Family {
         Self::FastDllm,
         Self::LladaMoe,
         Self::Llada2,
+        Self::Rnd1,
         Self::Rwkv7,
         Self::LatentThought,
     ];
@@ -86,6 +89,7 @@ impl Family {
             Self::FastDllm => "Fast_dLLM_Qwen",
             Self::LladaMoe => "llada_moe",
             Self::Llada2 => "llada2_moe",
+            Self::Rnd1 => "rnd1",
             Self::Rwkv7 => "rwkv7",
             Self::LatentThought => "ltm",
         }
@@ -105,6 +109,11 @@ impl Family {
         })
     }
 
+    /// Whether a masked diffusion model of it has a position's logits in the row before.
+    fn is_shifted(self) -> bool {
+        matches!(self, Self::Dream | Self::FastDllm | Self::Rnd1)
+    }
+
     /// Its name in `config.json`'s `architectures`, which is used where there is no `model_type`.
     fn architecture(self) -> &'static str {
         match self {
@@ -120,6 +129,7 @@ impl Family {
             Self::FastDllm => "Fast_dLLM_QwenForCausalLM",
             Self::LladaMoe => "LLaDAMoEModelLM",
             Self::Llada2 => "LLaDA2MoeModelLM",
+            Self::Rnd1 => "RND1LM",
             Self::Rwkv7 => "RWKV7ForCausalLM",
             Self::LatentThought => "LatentThoughtModel",
         }
@@ -186,6 +196,8 @@ pub struct MaskToken {
     pub shifted: bool,
     /// The blocks of a block diffusion model; `None` where each position sees the whole canvas.
     pub blocks: Option<BlockDiffusion>,
+    /// The token that stands behind the part to fill from the start, as in RND1's training; `None` for other models.
+    pub reserved: Option<u32>,
 }
 
 /// Block diffusion: attention is causal between blocks and full inside one. Blocks are counted from position 0, those of the
@@ -244,8 +256,9 @@ impl ModelConfig {
             epsilon: 1e-5,
             mask: (!shape.causal).then_some(MaskToken {
                 token_id: 0,
-                shifted: matches!(family, Family::Dream | Family::FastDllm),
+                shifted: family.is_shifted(),
                 blocks: family.blocks(),
+                reserved: (family == Family::Rnd1).then_some(0),
             }),
             eos_token_ids: Vec::new(),
             bos_token_id: None,

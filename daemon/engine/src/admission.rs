@@ -113,6 +113,7 @@ impl Generate {
 
     fn check(&self, model: &ModelInfo) -> Result<(), RequestError> {
         check_lengths(&self.prompt, self.canvas.len(), model)?;
+        model.check_context(0, self.padded_length())?;
         if self.block_length == 0 {
             return Err(RequestError::Zero {
                 what: "block length",
@@ -144,7 +145,8 @@ impl Generate {
             None => self.check_autoregressive(model)?,
         }
         // Only pinned ids come from the user; masked positions have none to check.
-        let pinned = self.canvas.iter().filter_map(|slot| match slot {
+        let pinned = self.slots();
+        let pinned = pinned.iter().filter_map(|slot| match slot {
             CanvasSlot::Pinned(id) => Some(id),
             CanvasSlot::Masked => None,
         });
@@ -204,7 +206,6 @@ impl Generate {
             return refused("diffusion.kv_cache", problem.to_owned());
         }
         if blocks.is_some() {
-            model.check_context(0, self.padded_length())?;
             let asked = [
                 ("diffusion.suffix_window", window.is_some()),
                 ("diffusion.canvas_growth", growth != CanvasGrowth::Fixed),
@@ -214,6 +215,10 @@ impl Generate {
                 let problem = "a block diffusion model sees nothing behind its open block";
                 return refused(what, problem.to_owned());
             }
+        }
+        if growth != CanvasGrowth::Fixed && self.reserved.is_some() {
+            let problem = "nothing may be reserved behind a canvas that grows";
+            return refused("diffusion.canvas_growth", problem.to_owned());
         }
         if let Some((what, problem)) = caching.problem() {
             return refused("diffusion.kv_cache", format!("{what} {problem}"));

@@ -39,6 +39,9 @@ pub struct Generate {
     pub prompt: Vec<u32>,
     /// The part to fill, at least one position.
     pub canvas: Vec<CanvasSlot>,
+    /// A token that stands behind the part to fill from the start, for models that were trained so; it is no part of the
+    /// answer.
+    pub reserved: Option<u32>,
     /// Positions decoded together, between 1 and the canvas's length.
     pub block_length: usize,
     /// Passes of the reference schedule over all blocks, at least 1. Any number: a remainder
@@ -105,6 +108,7 @@ impl Generate {
             model,
             prompt,
             canvas: vec![CanvasSlot::Masked; length],
+            reserved: None,
             block_length: length,
             steps: length,
             temperature: 0.0,
@@ -307,10 +311,18 @@ impl Generate {
         (self.decoding.kv_cache.mode == KvCacheMode::Blocks).then_some(self.block_length)
     }
 
-    /// Positions of prompt and canvas, up to the end of the last block with block diffusion: it is computed whole.
+    /// The part to fill, and what is reserved behind it.
+    #[must_use]
+    pub fn slots(&self) -> Vec<CanvasSlot> {
+        let reserved = self.reserved.map(CanvasSlot::Pinned);
+        self.canvas.iter().copied().chain(reserved).collect()
+    }
+
+    /// Positions of prompt, canvas and what is reserved, up to the end of the last block with block diffusion: it is computed
+    /// whole.
     #[must_use]
     pub fn padded_length(&self) -> usize {
-        let length = self.prompt.len() + self.canvas.len();
+        let length = self.prompt.len() + self.canvas.len() + usize::from(self.reserved.is_some());
         match self.diffusion_block() {
             Some(block) => length.next_multiple_of(block.max(1)),
             None => length,

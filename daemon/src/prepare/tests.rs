@@ -40,6 +40,7 @@ pub(crate) fn serving(with_text: bool) -> ServingModel {
             token_id: 0,
             shifted: false,
             blocks: None,
+            reserved: None,
         }),
         eos_token_ids: vec![1],
         bos_token_id: None,

@@ -31,6 +31,8 @@ const ROPE_THETA: f32 = 10_000.0;
 const SDAR_MASK: usize = 151_669;
 const FAST_DLLM_MASK: usize = 151_665;
 const LLADA_MOE_MASK: usize = 156_895;
+/// RND1's padding, of the same vocabulary as SDAR's mask.
+const RND1_PADDING: usize = 151_643;
 /// Longest block of a block diffusion model: a pass computes all of its positions at once.
 const BLOCK_LENGTH_MAX: usize = 4096;
 /// transformers' default for norms.
@@ -66,7 +68,8 @@ pub(super) fn read(
         | Family::SdarMoe
         | Family::FastDllm
         | Family::LladaMoe
-        | Family::Llada2 => Some(mask(family, &keys, vocabulary, &eos_token_ids)?),
+        | Family::Llada2
+        | Family::Rnd1 => Some(mask(family, &keys, vocabulary, &eos_token_ids)?),
         _ => None,
     };
     let layers = keys.size("num_hidden_layers", LAYERS_MAX)?;
@@ -133,7 +136,7 @@ fn mask(
 ) -> Result<MaskToken, CheckpointError> {
     let published = match family {
         // Not in all published configurations: SDAR's has it, and an older copy of it has not.
-        Family::Sdar | Family::SdarMoe => Some(SDAR_MASK),
+        Family::Sdar | Family::SdarMoe | Family::Rnd1 => Some(SDAR_MASK),
         Family::FastDllm => Some(FAST_DLLM_MASK),
         Family::LladaMoe | Family::Llada2 => Some(LLADA_MOE_MASK),
         _ => None,
@@ -163,9 +166,21 @@ fn mask(
     });
     Ok(MaskToken {
         token_id: keys.mask_token_id(vocabulary, eos_token_ids, published)?,
-        shifted: matches!(family, Family::Dream | Family::FastDllm),
+        shifted: family.is_shifted(),
         blocks: blocks.transpose()?,
+        reserved: match family {
+            Family::Rnd1 => Some(reserved(keys, vocabulary)?),
+            _ => None,
+        },
     })
+}
+
+/// RND1's token behind the part to fill: its padding.
+fn reserved(keys: &ConfigKeys<'_>, vocabulary: usize) -> Result<u32, CheckpointError> {
+    let padding = keys.optional_size("pad_token_id", vocabulary - 1)?;
+    let published = Some(RND1_PADDING).filter(|&id| id < vocabulary);
+    let id = padding.or(published);
+    Ok(id.ok_or_else(|| problem("pad_token_id", "is missing"))? as u32)
 }
 
 fn check_variant(family: Family, config: &Map<String, Value>) -> Result<(), CheckpointError> {
@@ -309,6 +324,7 @@ mod tests {
                 token_id: 298,
                 shifted: true,
                 blocks: None,
+                reserved: None,
             });
             assert_eq!(config.mask, expected);
         }

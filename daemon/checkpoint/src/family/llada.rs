@@ -88,6 +88,7 @@ pub(super) fn read(
             token_id: keys.mask_token_id(vocabulary, &eos_token_ids, None)?,
             shifted: false,
             blocks: None,
+            reserved: None,
         }),
         eos_token_ids,
         bos_token_id: keys::bos_token_id(config, generation, vocabulary),
@@ -193,7 +194,7 @@ mod tests {
         let refusal = |key: &str, value: Value| read(|config| config[key] = value).unwrap_err();
         assert_eq!(
             refusal("model_type", "mamba".into()),
-            "unsupported architecture \"mamba\"; supported are llada, llama, mistral, qwen2, qwen3, qwen3_moe, Dream, sdar, sdar_moe, Fast_dLLM_Qwen, llada_moe, llada2_moe, rwkv7, ltm"
+            "unsupported architecture \"mamba\"; supported are llada, llama, mistral, qwen2, qwen3, qwen3_moe, Dream, sdar, sdar_moe, Fast_dLLM_Qwen, llada_moe, llada2_moe, rnd1, rwkv7, ltm"
         );
         assert_eq!(
             refusal("alibi", true.into()),

@@ -1,4 +1,4 @@
-//! The keys of a mixture of experts in `config.json`: of Qwen3-MoE and SDAR-MoE, of LLaDA-MoE, and of LLaDA2.0.
+//! The keys of a mixture of experts in `config.json`: of Qwen3-MoE, SDAR-MoE and RND1, of LLaDA-MoE, and of LLaDA2.0.
 //!
 //! References: `Qwen3MoeForCausalLM` of transformers 5.23, and the classes as published with
 //! inclusionAI/LLaDA-MoE-7B-A1B-Instruct and inclusionAI/LLaDA2.0-mini.
@@ -22,7 +22,7 @@ pub(super) fn read(
     layers: usize,
 ) -> Result<Option<(ExpertShape, Router)>, CheckpointError> {
     let mixture = match family {
-        Family::Qwen3Moe | Family::SdarMoe => qwen3(keys, layers)?,
+        Family::Qwen3Moe | Family::SdarMoe | Family::Rnd1 => qwen3(keys, layers)?,
         Family::LladaMoe => llada(keys, layers)?,
         Family::Llada2 => llada2(keys, layers)?,
         _ => return Ok(None),

@@ -40,7 +40,7 @@ impl PublishedShape {
 
 /// Shapes of published models. LLaDA-1B has no published configuration: its context is that of its training, and its
 /// vocabulary is LLaDA-8B's, which agrees with the paper's 1.49 B parameters.
-pub static PUBLISHED_SHAPES: [PublishedShape; 21] = [
+pub static PUBLISHED_SHAPES: [PublishedShape; 22] = [
     PublishedShape {
         name: "llada-8b",
         repository: "GSAI-ML/LLaDA-8B-Instruct",
@@ -155,6 +155,7 @@ pub static PUBLISHED_SHAPES: [PublishedShape; 21] = [
     sdar("sdar-8b", "JetLM/SDAR-8B-Chat", 36, [4096, 12288], 32),
     qwen3_moe("qwen3-30b-a3b", "Qwen/Qwen3-30B-A3B", Family::Qwen3Moe),
     qwen3_moe("sdar-30b-a3b", "JetLM/SDAR-30B-A3B-Chat", Family::SdarMoe),
+    qwen3_moe("rnd1-base", "radicalnumerics/RND1-Base-0910", Family::Rnd1),
     PublishedShape {
         name: "llada-moe-7b",
         repository: "inclusionAI/LLaDA-MoE-7B-A1B-Instruct",
@@ -413,6 +414,7 @@ mod tests {
         for (name, millions, tensors) in [
             ("qwen3-30b-a3b", 30_532, 18_867),
             ("sdar-30b-a3b", 30_532, 18_867),
+            ("rnd1-base", 30_532, 18_867),
             ("llada-moe-7b", 7_357, 3_219),
             ("llada2-mini", 16_256, 14_813),
             ("llada2-flash", 102_890, 24_161),

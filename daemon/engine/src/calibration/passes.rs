@@ -162,6 +162,7 @@ mod tests {
         token_id: 99,
         shifted: false,
         blocks: None,
+        reserved: None,
     };
 
     fn samples() -> Vec<Vec<u32>> {

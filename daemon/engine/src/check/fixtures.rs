@@ -507,11 +507,19 @@ fn sample(
             .truncate(end.map_or(usize::MAX, |end| end + 1));
     }
     let found = generated.passes as u64;
+    let mut answer = ids(answer);
+    // The reference tells it as the answer's last token.
+    if request.reserved.is_some() && answer.last() == request.reserved.as_ref() {
+        answer.pop();
+    }
     let reference = match request.diffusion_block() {
-        Some(block) => {
-            let answer = ids(answer).len();
-            Some(block_passes(case, &request, &model.info, (block, answer)))
-        }
+        None if case["algorithm"] == RND1 => Some(writing_passes(case, &answer)),
+        Some(block) => Some(block_passes(
+            case,
+            &request,
+            &model.info,
+            (block, answer.len()),
+        )),
         None => case["forward_calls"].as_u64(),
     };
     let passes = reference.filter(|&reference| {
@@ -522,10 +530,28 @@ fn sample(
         }
     });
     Ok(Answer {
-        reference: ids(answer),
+        reference: answer,
         found: generated.tokens,
         passes: passes.map(|reference| [reference, found]),
     })
+}
+
+/// The name of RND1's sampler.
+const RND1: &str = "RND1 entropy";
+
+/// The reference's calls that write something, of a case that tells the canvas after each of its steps.
+fn writing_passes(case: &Value, answer: &[u32]) -> u64 {
+    let mask = case["params"]["mask_token_id"].as_u64();
+    let states = case["states"].as_array().into_iter().flatten();
+    let masked = states.map(|state| {
+        let state = state.as_array().into_iter().flatten();
+        state.filter(|id| id.as_u64() == mask).count()
+    });
+    let mut left = answer.len();
+    let masked = masked.chain([0]);
+    masked
+        .filter(|&now| std::mem::replace(&mut left, now) > now)
+        .count() as u64
 }
 
 /// Passes that a case of block diffusion takes if no pass is for keys and values alone, and none follows once the answer
@@ -703,6 +729,20 @@ fn request_of(case: &Value, model: &LoadedModel, prompts: &[Value]) -> Option<Ge
                     kv_cache: caching,
                     ..Decoding::default()
                 },
+                ..plain
+            })
+        }
+        Some(RND1) => {
+            let token = match params["add_eos_at_end"] == true {
+                true => "eos_token_id",
+                false => "pad_token_id",
+            };
+            Some(Generate {
+                canvas: vec![CanvasSlot::Masked; length - 1],
+                reserved: Some(size(token)? as u32),
+                block_length: length - 1,
+                steps: size("num_diffusion_steps")?,
+                policy: PolicyChoice::new("rnd1", []).ok()?,
                 ..plain
             })
         }

@@ -100,17 +100,16 @@ impl Diffusion {
     pub fn new(request: Generate, vocabulary: Arc<Vocabulary>) -> Self {
         let mask = vocabulary.mask_id();
         let is_sizing = request.decoding.canvas_growth == CanvasGrowth::Insert;
-        // A growing canvas starts with a part of the request's masks; the rest is inserted later.
-        let length = match is_sizing {
-            true => canvas_growth::first_length(request.canvas.len()),
-            false => request.canvas.len(),
-        };
-        // A part of them loses nothing: admission refuses pins where the canvas grows.
-        let mut slots = request.canvas[..length].to_vec();
-        slots.resize(
-            length + request.padded_length() - request.prompt.len() - request.canvas.len(),
-            CanvasSlot::Masked,
-        );
+        let mut slots = request.slots();
+        match is_sizing {
+            // A growing canvas starts with a part of the request's masks; the rest is inserted later. A part of them loses
+            // nothing: admission refuses pins where the canvas grows.
+            true => slots.truncate(canvas_growth::first_length(slots.len())),
+            false => slots.resize(
+                request.padded_length() - request.prompt.len(),
+                CanvasSlot::Masked,
+            ),
+        }
         let filled = slots.iter().map(|slot| match slot {
             CanvasSlot::Masked => mask,
             CanvasSlot::Pinned(id) => *id,

@@ -173,6 +173,7 @@ mod tests {
                 token_id: 999,
                 shifted,
                 blocks: None,
+                reserved: None,
             })
         };
         let mut shares = Vec::new();

@@ -25,7 +25,7 @@ use self::{
     klass::Klass,
     neighbours::{Hierarchical, Local},
     revoke::Revoke,
-    schedule::{Dream, Reference},
+    schedule::{Dream, Reference, Rnd1},
     threshold::{Decay, Factor, Margin, Threshold},
 };
 
@@ -205,6 +205,7 @@ pub fn policy(choice: &PolicyChoice) -> Box<dyn Policy> {
         "threshold" => Box::new(Threshold { t: value(0) }),
         "factor" => Box::new(Factor { f: value(0) }),
         "dream" => Box::new(Dream { eps: value(0) }),
+        "rnd1" => Box::new(Rnd1),
         "margin" => Box::new(Margin { least: value(0) }),
         "decay" => Box::new(Decay {
             t: value(0),

@@ -288,28 +288,26 @@ impl ReachRule {
 pub fn most_rows(request: &Generate) -> usize {
     // Shifted reaches one row further than not, so this is an upper bound for every model.
     let rule = ReachRule::new(request, true);
-    let (prompt, length) = (request.prompt.len(), request.canvas.len());
+    let (prompt, end) = (request.prompt.len(), request.padded_length());
     if let Some(block) = request.diffusion_block() {
         // A block after as many rows as are only stored.
         let stored = (MLP_ROWS / block).max(1) * block;
-        return (stored + block).min(request.padded_length());
+        return (stored + block).min(end);
     }
     // Inserted masks shift the blocks, so that their passes cannot be foreseen.
     if request.decoding.canvas_growth == CanvasGrowth::Insert {
-        return prompt + length;
+        return end;
     }
     // The blocks are played through as decoding will meet them: an opening pass depends on what the cache held before.
     let mut held = None;
-    let blocks = request
-        .canvas
-        .chunks(request.block_length.max(1))
-        .enumerate();
+    let slots = request.slots();
+    let blocks = slots.chunks(request.block_length.max(1)).enumerate();
     let open = blocks.filter(|(_, slots)| slots.contains(&CanvasSlot::Masked));
     let rows = open.map(|(index, slots)| {
         let start = prompt + index * request.block_length;
         let opening = PassContext {
             block: &(start..start + slots.len()),
-            end: prompt + length,
+            end,
             cached_until: held,
             passes_since_refresh: 0,
             opens: true,
@@ -324,7 +322,7 @@ pub fn most_rows(request: &Generate) -> usize {
         };
         rule.reach(&opening).rows().max(rule.reach(&later).rows())
     });
-    let head_rows = request.block_length.min(prompt + length);
+    let head_rows = request.block_length.min(end);
     rows.max().unwrap_or(0).max(head_rows)
 }
 

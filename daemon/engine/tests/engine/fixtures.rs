@@ -111,6 +111,7 @@ fn logits_mixtures_of_experts() {
     check_logits("sdar-moe-tiny");
     check_logits("llada-moe-tiny");
     check_logits("llada2-tiny");
+    check_logits("rnd1-tiny");
 }
 
 /// What a mixture's fixtures would not show if it made no difference: how much of a head is rotated, and the bias that
@@ -230,6 +231,7 @@ fn tokens_mixtures_of_experts() {
     check_tokens("sdar-moe-tiny", 11);
     check_tokens("llada-moe-tiny", 6);
     check_tokens("llada2-tiny", 16);
+    check_tokens("rnd1-tiny", 3);
 }
 
 #[test]

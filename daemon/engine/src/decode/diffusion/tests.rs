@@ -36,6 +36,7 @@ impl Scripted {
                     token_id: MASK,
                     shifted: false,
                     blocks: None,
+                    reserved: None,
                 }),
                 ends: vec![END, 91],
             }),

@@ -1,6 +1,8 @@
 //! Policies that commit as many positions in a pass as a schedule says, whatever their confidence.
 
-use super::{BlockView, Policy, PolicyDecision, PolicyStep};
+use sluice_ops::RankingScore;
+
+use super::{BlockView, Policy, PolicyDecision, PolicyNeeds, PolicyStep};
 
 /// The LLaDA reference: n div S tokens in each of S steps, and one more in the first n mod S. A step that would commit
 /// nothing is not run, so there are at most n steps. With block diffusion it is SDAR's `low_confidence_static`: n is the
@@ -59,6 +61,33 @@ impl Dream {
     }
 }
 
+/// RND1's sampler: after step s of S, of n masks the n·(S−s) div S of the highest entropy are left. A step that would
+/// commit nothing is not run.
+#[derive(Debug, Clone)]
+pub(super) struct Rnd1;
+
+impl Policy for Rnd1 {
+    fn needs(&self) -> PolicyNeeds {
+        PolicyNeeds {
+            ranking: Some(RankingScore::Entropy),
+            ..PolicyNeeds::default()
+        }
+    }
+
+    fn decide(&mut self, view: &BlockView<'_>) -> PolicyDecision {
+        let step = view.step;
+        let left = (0..step.steps).rev();
+        let mut left = left.map(|later| step.masked_at_start * later / step.steps);
+        // Steps that leave all that is masked are passed over.
+        let left = left.find(|&left| left < view.rows.len()).unwrap_or(0);
+        view.best(view.rows.len() - left)
+    }
+
+    fn boxed_clone(&self) -> Box<dyn Policy> {
+        Box::new(self.clone())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -102,6 +131,16 @@ mod tests {
         assert_eq!(counts(32, 8).iter().sum::<usize>(), 32);
         // The first of as many steps as masks falls short of one.
         assert!(counts(32, 32).len() < 32);
+        assert_eq!(counts(5, 1), [5]);
+    }
+
+    #[test]
+    fn rnd1_leaves_the_share_of_later_steps() {
+        let counts = |masks: usize, steps: usize| counts(&mut Rnd1, masks, steps);
+        // By hand: of 19 masks 17, 15, 14, 12, … are left.
+        assert_eq!(counts(19, 12), [2, 2, 1, 2, 1, 2, 2, 1, 2, 1, 2, 1]);
+        assert_eq!(counts(31, 8), [4, 4, 4, 4, 4, 4, 4, 3]);
+        assert_eq!(counts(3, 256), [1, 1, 1]);
         assert_eq!(counts(5, 1), [5]);
     }
 }

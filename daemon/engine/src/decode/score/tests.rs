@@ -47,6 +47,7 @@ fn run(answer: &[u32], draws: usize) -> (ScoreResult, Vec<usize>) {
                 token_id: 49,
                 shifted: false,
                 blocks: None,
+                reserved: None,
             }),
             ends: vec![],
         }),
