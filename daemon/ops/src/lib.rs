@@ -29,7 +29,7 @@ use std::{ops::Range, sync::Arc, time::Instant};
 
 use sluice_formats::{DType, Format};
 use sluice_machine::MemoryKind;
-use sluice_weights::{Rope, RopePairs, Weight};
+use sluice_weights::{QueryScale, Rope, RopePairs, Weight};
 
 use self::{
     activation::ActivationPool,
@@ -689,15 +689,35 @@ impl RopeTable {
     /// # Errors
     /// When memory cannot be allocated.
     pub fn new(rope: &Rope, positions: usize, ops: &Ops) -> Result<Self, OpsError> {
+        Self::scaled(rope, positions, ops, |_| 1.0)
+    }
+
+    /// The table for queries, where they are scaled besides; `None` where the one for keys serves both.
+    ///
+    /// # Errors
+    /// When memory cannot be allocated.
+    pub fn of_queries(rope: &Rope, positions: usize, ops: &Ops) -> Result<Option<Self>, OpsError> {
+        let table = |scale: QueryScale| Self::scaled(rope, positions, ops, |at| scale.at(at));
+        rope.query_scale.map(table).transpose()
+    }
+
+    fn scaled(
+        rope: &Rope,
+        positions: usize,
+        ops: &Ops,
+        scale: impl Fn(usize) -> f32,
+    ) -> Result<Self, OpsError> {
         let frequencies = &rope.frequencies;
         let half = frequencies.len();
         let fill = |values: &mut [f32]| {
             for (position, row) in values.chunks_exact_mut(2 * half).enumerate() {
+                let scale = scale(position);
                 let (cos, sin) = row.split_at_mut(half);
                 for i in 0..half {
                     // The product is rounded to `f32` before the sine is taken, as in the reference; in `f64` the
                     // angles of far positions would differ.
-                    (sin[i], cos[i]) = (position as f32 * frequencies[i]).sin_cos();
+                    let (sine, cosine) = (position as f32 * frequencies[i]).sin_cos();
+                    (sin[i], cos[i]) = (sine * scale, cosine * scale);
                 }
             }
         };

@@ -31,7 +31,7 @@ pub use self::{
         CONTEXT_LENGTH_MAX, END_TOKENS_MAX, HEAD_DIM_MAX, HIDDEN_SIZE_MAX, RECURRENT_CONTEXT_LENGTH,
     },
     pruned::KeptSizes,
-    rope::{Llama3Scaling, Rope, RopePairs},
+    rope::{Llama3Scaling, QueryScale, Rope, RopePairs, YarnScaling},
     router::Router,
     rwkv7::{RWKV7_HEAD_DIM, Rwkv7Part, Rwkv7Ranks},
     shape::{ATTENTION_PARTS, ExpertShape, FUSED_ATTENTION, LayerKind, Shape, TensorNaming},

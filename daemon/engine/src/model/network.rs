@@ -86,6 +86,8 @@ fn observe(
 pub struct Network {
     config: ModelConfig,
     rope: Option<RopeTable>,
+    /// Of queries, where another than that of keys.
+    query_rope: Option<RopeTable>,
     mlp_rows: usize,
     heartbeat: Heartbeat,
 }
@@ -96,12 +98,18 @@ impl Network {
     /// # Errors
     /// When memory for its tables cannot be allocated.
     pub fn new(config: ModelConfig, ops: &Ops) -> Result<Self, EngineError> {
-        let rope = (config.rope.as_ref())
-            .map(|rope| RopeTable::new(rope, config.shape.context_length, ops))
-            .transpose()?;
+        let length = config.shape.context_length;
+        let (rope, query_rope) = match &config.rope {
+            Some(rope) => (
+                Some(RopeTable::new(rope, length, ops)?),
+                RopeTable::of_queries(rope, length, ops)?,
+            ),
+            None => (None, None),
+        };
         Ok(Self {
             config,
             rope,
+            query_rope,
             mlp_rows: MLP_ROWS,
             heartbeat: Heartbeat::default(),
         })

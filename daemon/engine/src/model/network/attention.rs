@@ -66,10 +66,17 @@ impl Network {
                 ops.rms_norm_heads(x, &group.weight(norm), self.config.epsilon)?;
             }
         }
-        // Queries and keys together, in one launch on a GPU.
-        let rotated = [(&mut q, query_positions), (&mut k, &rows.positions)];
-        if let Some(rope) = &self.rope {
-            ops.rope(rotated, rope)?;
+        match (&self.rope, &self.query_rope) {
+            (Some(of_keys), Some(of_queries)) => {
+                ops.rope([(&mut q, query_positions)], of_queries)?;
+                ops.rope([(&mut k, &rows.positions)], of_keys)?;
+            }
+            // Queries and keys together, in one launch on a GPU.
+            (Some(of_both), None) => {
+                let rotated = [(&mut q, query_positions), (&mut k, &rows.positions)];
+                ops.rope(rotated, of_both)?;
+            }
+            (None, _) => {}
         }
         let shape = self.attention_shape();
         // Before attention: queries read the cache even for keys of this pass, so that no result depends on how a
