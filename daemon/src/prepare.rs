@@ -24,7 +24,9 @@ use sluice_proto::{
 };
 use sluice_shared::{
     decoding::{CanvasGrowth, Decoding},
-    level::AdvisedLimits, policy::PolicyChoice, prior::PriorSampling,
+    level::AdvisedLimits,
+    policy::PolicyChoice,
+    prior::PriorSampling,
 };
 use sluice_tokenizer::Patience;
 
@@ -191,6 +193,7 @@ pub fn generation(
         }
         None => None,
     };
+    let blocks = info.mask.and_then(|mask| mask.blocks);
     let mut work = Generate {
         model: serving.loaded.id,
         prompt,
@@ -203,6 +206,7 @@ pub fn generation(
         steps,
         canvas,
         reserved: info.mask.and_then(|mask| mask.reserved),
+        causal_before: blocks.is_some_and(|blocks| blocks.causal_before),
         temperature: sampler.temperature,
         guidance: diffusion.guidance,
         remasking: diffusion.remasking.unwrap_or_default(),
@@ -229,7 +233,7 @@ pub fn generation(
         &diffusion.decoding,
         diffusion.steps.is_some(),
         defaults.preset,
-        subject.diffusion_block.is_some(),
+        blocks,
         is_bus_bound,
     );
     // The end of a canvas that grows isn't known from the start.

@@ -113,6 +113,52 @@ pub const POLICIES: &[PolicyInfo] = &[
         takes_back: true,
     },
     PolicyInfo {
+        name: "deadline",
+        summary: "tokens at least t sure, the best, and all in the last step (Nemotron)",
+        parameters: &[
+            ParameterInfo {
+                name: "t",
+                summary: "least confidence",
+                default: 0.9,
+                min: 0.0,
+                max: 1.0,
+            },
+            APART,
+        ],
+        exact: false,
+        takes_back: false,
+    },
+    PolicyInfo {
+        name: "causal",
+        summary: "from left to right, each token by what stands before it (Nemotron)",
+        parameters: &[],
+        exact: true,
+        takes_back: false,
+    },
+    PolicyInfo {
+        // SGLang drafts 32 positions, mlx-vlm 8 to 32.
+        name: "verify",
+        summary: "causal's tokens, several a pass: drafts that a causal pass confirms",
+        parameters: &[
+            ParameterInfo {
+                name: "window",
+                summary: "most positions of a draft",
+                default: 32.0,
+                min: 1.0,
+                max: 256.0,
+            },
+            ParameterInfo {
+                name: "least",
+                summary: "positions of the first draft, and where drafts are wrong",
+                default: 8.0,
+                min: 1.0,
+                max: 256.0,
+            },
+        ],
+        exact: true,
+        takes_back: false,
+    },
+    PolicyInfo {
         // At 0.9, Fast-dLLM scores change by -1.0 to +2.4 points at 2.5 to 5.8 times the speed (arXiv 2505.22618, table
         // 1).
         name: "threshold",
@@ -601,7 +647,7 @@ mod tests {
         let error = |text: &str| text.parse::<PolicyChoice>().unwrap_err().to_string();
         assert_eq!(
             error("fast"),
-            "unknown policy 'fast'; known are reference, dynamic, sequential, edit, threshold, factor, dream, rnd1, margin, decay, hierarchical, local, \
+            "unknown policy 'fast'; known are reference, dynamic, sequential, edit, deadline, causal, verify, threshold, factor, dream, rnd1, margin, decay, hierarchical, local, \
              entropy, klass, credit, revoke"
         );
         assert_eq!(error("factor:t=1"), "policy 'factor' has no parameter 't'");

@@ -47,6 +47,8 @@ pub enum Family {
     Llada2,
     /// Masked diffusion with Qwen3-MoE's layers.
     Rnd1,
+    /// Block diffusion behind text that is read causally, with Ministral 3's layers: Nemotron-Labs-Diffusion.
+    Nemotron,
     /// Autoregressive, with a state of fixed size in the place of a KV cache.
     Rwkv7,
     /// Autoregressive within a window, with latents that are inferred from the prompt.
@@ -55,7 +57,7 @@ pub enum Family {
 
 impl Family {
     /// Every supported family.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Llada,
         Self::Llama,
         Self::Mistral,
@@ -69,6 +71,7 @@ impl Family {
         Self::LladaMoe,
         Self::Llada2,
         Self::Rnd1,
+        Self::Nemotron,
         Self::Rwkv7,
         Self::LatentThought,
     ];
@@ -90,6 +93,7 @@ impl Family {
             Self::LladaMoe => "llada_moe",
             Self::Llada2 => "llada2_moe",
             Self::Rnd1 => "rnd1",
+            Self::Nemotron => "nemotron_labs_diffusion",
             Self::Rwkv7 => "rwkv7",
             Self::LatentThought => "ltm",
         }
@@ -100,12 +104,13 @@ impl Family {
         let (length, filled_together) = match self {
             Self::Sdar | Self::SdarMoe => (4, 4),
             Self::FastDllm => (32, 8),
-            Self::Llada2 => (32, 32),
+            Self::Llada2 | Self::Nemotron => (32, 32),
             _ => return None,
         };
         Some(BlockDiffusion {
             length,
             filled_together,
+            causal_before: self == Self::Nemotron,
         })
     }
 
@@ -130,6 +135,7 @@ impl Family {
             Self::LladaMoe => "LLaDAMoEModelLM",
             Self::Llada2 => "LLaDA2MoeModelLM",
             Self::Rnd1 => "RND1LM",
+            Self::Nemotron => "NemotronLabsDiffusionModel",
             Self::Rwkv7 => "RWKV7ForCausalLM",
             Self::LatentThought => "LatentThoughtModel",
         }
@@ -200,14 +206,17 @@ pub struct MaskToken {
     pub reserved: Option<u32>,
 }
 
-/// Block diffusion: attention is causal between blocks and full inside one. Blocks are counted from position 0, those of the
-/// prompt included (Arriola et al. 2025, arXiv 2503.09573).
+/// Block diffusion: attention is causal between blocks and full inside one (Arriola et al. 2025, arXiv 2503.09573). Blocks are
+/// counted from position 0, those of the prompt included, unless what stands before the open block is read causally.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockDiffusion {
     /// Positions of a block.
     pub length: usize,
     /// Positions of a block that are filled before those behind them: all, or an even share.
     pub filled_together: usize,
+    /// Whether what stands before the open block is read causally, each position seeing only those before it. The first
+    /// block then begins behind the prompt, wherever that ends, and the last row before a block predicts its first token.
+    pub causal_before: bool,
 }
 
 impl MaskToken {

@@ -85,6 +85,9 @@ impl Generate {
             // A block may grow to twice its length, and finding the canvas's length reads the last positions.
             CanvasGrowth::Insert => decode::diffusion::lm_head_rows(self.block_length),
         };
+        // A draft is read at once, whatever is shown as a block.
+        let draft = policy(&self.policy).needs().draft;
+        let block = block.max(draft.map_or(0, |window| window.most));
         let canvas = self.padded_length();
         let workload = Workload::new(canvas, block, canvases * speculation.canvases() as usize)
             // The most of any pass: the opening pass of a block computes more than those after it.
@@ -93,7 +96,7 @@ impl Generate {
             .thinking(self.thought_rows());
         let workload = match caching.mode {
             KvCacheMode::None => workload,
-            KvCacheMode::Blocks => workload.in_blocks(self.block_length),
+            KvCacheMode::Blocks => workload.in_blocks(block),
             _ => workload.with_kv_cache(),
         };
         match policy(&self.policy).needs().checks {
@@ -205,6 +208,11 @@ impl Generate {
             };
             return refused("diffusion.kv_cache", problem.to_owned());
         }
+        let causal_before = blocks.is_some_and(|blocks| blocks.causal_before);
+        if self.causal_before != causal_before {
+            let problem = "whether text before the open block is read causally is the model's";
+            return refused("model", problem.to_owned());
+        }
         if blocks.is_some() {
             let asked = [
                 ("diffusion.suffix_window", window.is_some()),
@@ -269,12 +277,15 @@ impl Generate {
             );
             return refused("diffusion.policy", problem);
         }
-        if policy.needs().edits.is_some() && blocks.is_none() {
+        if policy.needs().edits.is_some() && (blocks.is_none() || causal_before) {
             let problem = format!(
                 "policy '{}' replaces written tokens, for which only block diffusion models are trained",
                 self.policy.name()
             );
             return refused("diffusion.policy", problem);
+        }
+        if policy.needs().draft.is_some() {
+            self.check_draft(causal_before)?;
         }
         if policy.needs().divergence && self.block_length > FIDELITY_ROWS_MAX {
             let problem = format!(
@@ -303,6 +314,34 @@ impl Generate {
             return refused("diffusion.canvas_growth", problem.to_owned());
         }
         Ok(())
+    }
+
+    /// Checks a request for tokens that causal passes predict.
+    fn check_draft(&self, causal_before: bool) -> Result<(), RequestError> {
+        let name = self.policy.name();
+        let refused = |what, problem: &str| {
+            let problem = format!("policy '{name}' {problem}");
+            Err(RequestError::Sampling { what, problem })
+        };
+        if !causal_before {
+            let problem = "asks for the next token of a text, for which this model is not trained";
+            return refused("diffusion.policy", problem);
+        }
+        let from_left = "writes from left to right";
+        if self.canvas.iter().any(|slot| *slot != CanvasSlot::Masked) {
+            return refused("diffusion.pins", from_left);
+        }
+        if self.remasking != Remasking::default() {
+            return refused("diffusion.remasking", from_left);
+        }
+        if self.guidance > 0.0 {
+            return refused("diffusion.guidance", "takes no guidance");
+        }
+        // The first token is predicted by the one before it, so there has to be one.
+        match self.prompt.is_empty() {
+            true => Err(RequestError::Zero { what: "prompt" }),
+            false => Ok(()),
+        }
     }
 
     /// Refuses what only masked diffusion models support.

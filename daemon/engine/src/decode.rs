@@ -4,6 +4,7 @@
 pub mod autoregressive;
 mod denoiser;
 pub mod diffusion;
+pub mod draft;
 pub mod fidelity;
 pub mod inputs;
 pub mod policy;
@@ -16,6 +17,6 @@ pub use self::{
     denoiser::{
         Denoiser, DiffusionRequest, FinishedBlocks, Pass, PassRequest, RequestMemory, Vocabulary,
     },
-    reach::{PassReach, most_rows},
+    reach::{BlockSight, PassReach, most_rows},
     visible::VisibleText,
 };

@@ -42,6 +42,9 @@ pub struct Generate {
     /// A token that stands behind the part to fill from the start, for models that were trained so; it is no part of the
     /// answer.
     pub reserved: Option<u32>,
+    /// Whether a block diffusion model reads what stands before the open block causally. Its blocks then begin behind the
+    /// prompt, wherever that ends.
+    pub causal_before: bool,
     /// Positions decoded together, between 1 and the canvas's length.
     pub block_length: usize,
     /// Passes of the reference schedule over all blocks, at least 1. Any number: a remainder
@@ -109,6 +112,7 @@ impl Generate {
             prompt,
             canvas: vec![CanvasSlot::Masked; length],
             reserved: None,
+            causal_before: false,
             block_length: length,
             steps: length,
             temperature: 0.0,
@@ -324,9 +328,17 @@ impl Generate {
     pub fn padded_length(&self) -> usize {
         let length = self.prompt.len() + self.canvas.len() + usize::from(self.reserved.is_some());
         match self.diffusion_block() {
-            Some(block) => length.next_multiple_of(block.max(1)),
-            None => length,
+            Some(block) if !self.causal_before => length.next_multiple_of(block.max(1)),
+            _ => length,
         }
+    }
+
+    /// Of a KV cache of finished text only multiples of so many positions can be used; `None` where the request is for
+    /// another kind of model.
+    #[must_use]
+    pub fn kept_block(&self) -> Option<usize> {
+        let block = self.diffusion_block()?;
+        Some(if self.causal_before { 1 } else { block })
     }
 
     /// The text may end from this position on. Before it an end token ends nothing: what the

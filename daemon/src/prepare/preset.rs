@@ -1,8 +1,14 @@
 //! Resolves a preset and a request's own options to the engine's decoding options.
 
-use sluice_engine::{Generate, Work, decode::policy::policy};
+use sluice_checkpoint::family::BlockDiffusion;
+use sluice_engine::{CanvasSlot, Generate, Work, decode::policy::policy};
 use sluice_proto::model::{CanvasGrowth, DecodingChoice, KvCacheReuse, Preset, Speculation};
-use sluice_shared::{decoding::Decoding, preset::ResolvedPreset, sampling::KvCacheMode};
+use sluice_shared::{
+    decoding::Decoding,
+    policy::PolicyChoice,
+    preset::ResolvedPreset,
+    sampling::{KvCacheMode, Remasking},
+};
 
 /// Writes decoding options into the request: its own, and the preset's for all else. `default` is used where it names no
 /// preset, except where it sets steps without a policy, which is the reference's schedule and so means `exact`.
@@ -13,7 +19,7 @@ pub(super) fn apply_preset(
     asked: &DecodingChoice,
     has_steps: bool,
     default: Preset,
-    has_blocks: bool,
+    blocks: Option<BlockDiffusion>,
     is_bus_bound: impl Fn(&Work) -> bool,
 ) -> Preset {
     let is_scheduled = has_steps && asked.policy.is_none();
@@ -21,9 +27,10 @@ pub(super) fn apply_preset(
         true => Preset::Exact,
         false => default,
     });
-    let with_blocks = |bundle: &ResolvedPreset| match has_blocks {
-        true => of_blocks(bundle),
-        false => *bundle,
+    let writes_on = !has_steps && writes_on(work);
+    let with_blocks = |bundle: &ResolvedPreset| match blocks {
+        Some(blocks) => of_blocks(bundle, blocks.causal_before && writes_on),
+        None => *bundle,
     };
     let bundle = preset.resolve(|bundle| {
         let mut work = work.clone();
@@ -35,10 +42,16 @@ pub(super) fn apply_preset(
 }
 
 /// What a preset comes to for a block diffusion model: finished blocks are kept, and behind the open one nothing is seen, so
-/// that nothing can be left out there.
-fn of_blocks(bundle: &ResolvedPreset) -> ResolvedPreset {
+/// that nothing can be left out there. One that can also be asked for the next token of a text is, `causally`, where the
+/// preset is exact: that is its own default, and drafts change no token.
+fn of_blocks(bundle: &ResolvedPreset, causally: bool) -> ResolvedPreset {
+    let drafts = || PolicyChoice::new("verify", []).ok();
+    let is_schedule = bundle.policy == PolicyChoice::default();
     ResolvedPreset {
-        policy: bundle.policy,
+        policy: (causally && is_schedule)
+            .then(drafts)
+            .flatten()
+            .unwrap_or(bundle.policy),
         decoding: Decoding {
             kv_cache: KvCacheReuse {
                 mode: KvCacheMode::Blocks,
@@ -47,6 +60,15 @@ fn of_blocks(bundle: &ResolvedPreset) -> ResolvedPreset {
             ..Decoding::default()
         },
     }
+}
+
+/// Whether a request can be filled from left to right.
+fn writes_on(work: &Generate) -> bool {
+    let is_masked = |slot: &CanvasSlot| *slot == CanvasSlot::Masked;
+    !work.prompt.is_empty()
+        && work.canvas.iter().all(is_masked)
+        && work.guidance == 0.0
+        && work.remasking == Remasking::default()
 }
 
 /// Lays what was asked for over the bundle, word by word.
@@ -89,7 +111,7 @@ mod tests {
     /// What a request with these words comes to, on a machine where computing takes the time.
     fn settled(asked: &DecodingChoice, has_steps: bool, default: Preset) -> (Preset, Generate) {
         let mut work = Generate::greedy(ModelId(1), vec![1], 128);
-        let preset = apply_preset(&mut work, asked, has_steps, default, false, |_| false);
+        let preset = apply_preset(&mut work, asked, has_steps, default, None, |_| false);
         (preset, work)
     }
 
@@ -173,10 +195,36 @@ mod tests {
     }
 
     #[test]
+    fn a_model_that_reads_text_causally_is_asked_for_the_next_token() {
+        let policy = |asked: &DecodingChoice, has_steps: bool, prompt: Vec<u32>| {
+            let mut work = Generate::greedy(ModelId(1), prompt, 128);
+            let blocks = BlockDiffusion {
+                length: 32,
+                filled_together: 32,
+                causal_before: true,
+            };
+            let exact = Preset::Exact;
+            apply_preset(&mut work, asked, has_steps, exact, Some(blocks), |_| false);
+            assert_eq!(work.decoding.kv_cache.mode, KvCacheMode::Blocks);
+            work.policy.name()
+        };
+        let nothing = DecodingChoice::default();
+        assert_eq!(policy(&nothing, false, vec![1]), "verify");
+        // With a schedule blocks are filled, and without a text there is no next token.
+        assert_eq!(policy(&nothing, true, vec![1]), "reference");
+        assert_eq!(policy(&nothing, false, Vec::new()), "reference");
+        let fast = DecodingChoice {
+            preset: Some(Preset::Fast),
+            ..DecodingChoice::default()
+        };
+        assert_eq!(policy(&fast, false, vec![1]), "factor");
+    }
+
+    #[test]
     fn a_preset_asks_about_what_would_be_done() {
         let bound = |asked: DecodingChoice, is_bus_bound: fn(&Generate) -> bool| {
             let mut work = Generate::greedy(ModelId(1), vec![1], 128);
-            apply_preset(&mut work, &asked, false, Preset::Exact, false, |work| {
+            apply_preset(&mut work, &asked, false, Preset::Exact, None, |work| {
                 let Work::Generate(work) = work else {
                     panic!("a generation");
                 };

@@ -16,6 +16,8 @@ pub enum TensorNaming {
     HuggingFace,
     /// `model.layers.N.attention.query_key_value` and so on, as in LLaDA2.0.
     Llada2,
+    /// `encoder.layers.N.self_attn.q_proj` and so on, with `diffusion_head`, as in Nemotron-Labs-Diffusion.
+    Nemotron,
     /// `layers.N.attention.wq` and so on, as in the official latent thought model.
     LatentThought,
 }
@@ -279,6 +281,13 @@ impl Names {
                 qk_norms: ["self_attn.q_norm", "self_attn.k_norm"],
                 final_norm: "model.norm",
                 lm_head: "lm_head",
+            },
+            TensorNaming::Nemotron => Self {
+                embedding: "encoder.embed_tokens",
+                layers: "encoder.layers",
+                final_norm: "encoder.norm",
+                lm_head: "diffusion_head",
+                ..Self::of(TensorNaming::HuggingFace)
             },
             TensorNaming::Llada2 => Self {
                 embedding: "model.word_embeddings",

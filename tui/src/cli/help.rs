@@ -587,7 +587,9 @@ mod tests {
         assert!(help.contains(&flags(Preset::Fast.info())), "{help}");
         assert_eq!(help.matches("\n    apart ").count(), 1, "{help}");
         assert!(
-            help.contains("and with each but reference, edit, dream, rnd1, revoke:"),
+            help.contains(
+                "and with each but reference, edit, causal, verify, dream, rnd1, revoke:"
+            ),
             "{help}"
         );
     }

@@ -1,5 +1,5 @@
 //! `config.json` as Hugging Face's transformers writes it for Llama and its relatives: Llama 2 and 3, TinyLlama,
-//! SmolLM2, Mistral, Qwen2, 2.5 and 3, Dream, and models that were made of them.
+//! SmolLM2, Mistral, Qwen2, 2.5 and 3, Dream, Nemotron-Labs-Diffusion, and models that were made of them.
 //!
 //! Papers: Touvron et al. 2023 (arXiv 2302.13971), Jiang et al. 2023 (arXiv 2310.06825), Yang et al. 2024
 //! (arXiv 2407.10671 and, for Qwen3, 2505.09388), Ye et al. 2025, "Dream 7B" (arXiv 2508.15487).
@@ -15,7 +15,8 @@
 
 use serde_json::{Map, Value};
 use sluice_weights::{
-    CONTEXT_LENGTH_MAX, HIDDEN_SIZE_MAX, LayerKind, Llama3Scaling, Rope, Shape, TensorNaming,
+    CONTEXT_LENGTH_MAX, HIDDEN_SIZE_MAX, LayerKind, Llama3Scaling, QueryScale, Rope, Shape,
+    TensorNaming, YarnScaling,
 };
 
 use super::{
@@ -35,6 +36,8 @@ const LLADA_MOE_MASK: usize = 156_895;
 const RND1_PADDING: usize = 151_643;
 /// Longest block of a block diffusion model: a pass computes all of its positions at once.
 const BLOCK_LENGTH_MAX: usize = 4096;
+/// The key of the context before it was extended.
+const ORIGINAL_CONTEXT: &str = "original_max_position_embeddings";
 /// transformers' default for norms.
 const EPSILON: f32 = 1e-6;
 
@@ -69,7 +72,8 @@ pub(super) fn read(
         | Family::FastDllm
         | Family::LladaMoe
         | Family::Llada2
-        | Family::Rnd1 => Some(mask(family, &keys, vocabulary, &eos_token_ids)?),
+        | Family::Rnd1
+        | Family::Nemotron => Some(mask(family, &keys, vocabulary, &eos_token_ids)?),
         _ => None,
     };
     let layers = keys.size("num_hidden_layers", LAYERS_MAX)?;
@@ -81,6 +85,7 @@ pub(super) fn read(
     let shape = Shape {
         naming: match family {
             Family::Llada2 => TensorNaming::Llada2,
+            Family::Nemotron => TensorNaming::Nemotron,
             _ => TensorNaming::HuggingFace,
         },
         layers,
@@ -116,7 +121,7 @@ pub(super) fn read(
     Ok(ModelConfig {
         family,
         vocab_size: vocabulary,
-        rope: Some(rope(&keys, rotated)?.of_heads(head_dim)),
+        rope: Some(rope(family, &keys, rotated)?.of_heads(head_dim)),
         router: mixture.map(|(_, router)| router),
         shape,
         epsilon: keys.positive("rms_norm_eps", EPSILON)?,
@@ -157,6 +162,7 @@ fn mask(
             true => Ok(BlockDiffusion {
                 length,
                 filled_together,
+                ..usual
             }),
             false => Err(problem(
                 key,
@@ -244,7 +250,7 @@ fn context_length(keys: &ConfigKeys<'_>) -> Result<usize, CheckpointError> {
 }
 
 /// RoPE's frequencies, from older files (`rope_theta`, `rope_scaling`) or newer ones (`rope_parameters`).
-fn rope(keys: &ConfigKeys<'_>, head_dim: usize) -> Result<Rope, CheckpointError> {
+fn rope(family: Family, keys: &ConfigKeys<'_>, head_dim: usize) -> Result<Rope, CheckpointError> {
     let empty = Map::new();
     let nested = |key| keys.0.get(key).and_then(Value::as_object);
     // Where a file has both, the newer key counts.
@@ -258,7 +264,7 @@ fn rope(keys: &ConfigKeys<'_>, head_dim: usize) -> Result<Rope, CheckpointError>
     let theta = inner.positive("rope_theta", keys.positive("rope_theta", ROPE_THETA)?)?;
     // Older files call the key `type`.
     let kind = scaling.get("rope_type").or_else(|| scaling.get("type"));
-    match kind.unwrap_or(&Value::Null) {
+    let rope = match kind.unwrap_or(&Value::Null) {
         Value::Null => Ok(Rope::plain(theta, head_dim)),
         Value::String(kind) if kind == "default" => Ok(Rope::plain(theta, head_dim)),
         Value::String(kind) if kind == "llama3" => {
@@ -267,7 +273,7 @@ fn rope(keys: &ConfigKeys<'_>, head_dim: usize) -> Result<Rope, CheckpointError>
                 factor: number("factor")?,
                 low_freq_factor: number("low_freq_factor")?,
                 high_freq_factor: number("high_freq_factor")?,
-                original_context: number("original_max_position_embeddings")?,
+                original_context: number(ORIGINAL_CONTEXT)?,
             };
             // The interpolation divides by their difference.
             if scaling.high_freq_factor <= scaling.low_freq_factor {
@@ -278,6 +284,9 @@ fn rope(keys: &ConfigKeys<'_>, head_dim: usize) -> Result<Rope, CheckpointError>
             }
             Ok(Rope::llama3(theta, head_dim, scaling))
         }
+        Value::String(kind) if kind == "yarn" && family == Family::Nemotron => {
+            yarn(&inner, theta, head_dim)
+        }
         other => Err(problem(
             key,
             format!(
@@ -285,6 +294,41 @@ fn rope(keys: &ConfigKeys<'_>, head_dim: usize) -> Result<Rope, CheckpointError>
                 shortened(&other.to_string())
             ),
         )),
+    }?;
+    Ok(Rope {
+        query_scale: match family {
+            Family::Nemotron => query_scale(&inner)?,
+            _ => None,
+        },
+        ..rope
+    })
+}
+
+/// YaRN, as Ministral 3 has it (`Ministral3ForCausalLM` of transformers 5.23).
+fn yarn(keys: &ConfigKeys<'_>, theta: f32, head_dim: usize) -> Result<Rope, CheckpointError> {
+    // With equal values cosines and sines are not scaled.
+    let mscale = ["mscale", "mscale_all_dim"].map(|key| keys.0.get(key).and_then(Value::as_f64));
+    if mscale[0].is_none() || mscale[0] != mscale[1] {
+        return Err(problem("mscale", "is missing, or is not mscale_all_dim"));
+    }
+    keys::check_variant(keys.0, &[("truncate", true.into())])?;
+    let scaling = YarnScaling {
+        factor: keys.needed_positive("factor")?,
+        beta_fast: keys.positive("beta_fast", 32.0)?,
+        beta_slow: keys.positive("beta_slow", 1.0)?,
+        original_context: keys.needed_positive(ORIGINAL_CONTEXT)?,
+    };
+    Ok(Rope::yarn(theta, head_dim, scaling))
+}
+
+/// How Ministral 3's queries grow with their position.
+fn query_scale(keys: &ConfigKeys<'_>) -> Result<Option<QueryScale>, CheckpointError> {
+    match keys.0.get("llama_4_scaling_beta") {
+        None | Some(Value::Null) => Ok(None),
+        Some(_) => Ok(Some(QueryScale {
+            beta: keys.needed_positive("llama_4_scaling_beta")?,
+            original_context: keys.size(ORIGINAL_CONTEXT, CONTEXT_LENGTH_MAX)?,
+        })),
     }
 }
 
@@ -359,6 +403,59 @@ mod tests {
             config["rope_scaling"] = json!({"type": "default"});
         });
         assert_eq!(default.unwrap().rope, Some(Rope::plain(10_000.0, 16)));
+    }
+
+    #[test]
+    fn ministral_s_rotation_is_read_for_its_family_alone() {
+        let scaling = json!({
+            "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 32, "llama_4_scaling_beta": 0.1,
+        });
+        let name = "nemotron_labs_diffusion";
+        let with = |key: &str, value: Value| {
+            read(name, |config| {
+                config["rope_parameters"] = scaling.clone();
+                config["rope_parameters"][key] = value;
+            })
+        };
+        let config = with("rope_type", "yarn".into()).unwrap();
+        let blocks = config.mask.unwrap().blocks.unwrap();
+        assert_eq!((blocks.length, blocks.causal_before), (32, true));
+        let rope = config.rope.unwrap();
+        assert_eq!(rope.query_scale.unwrap().at(40), 1.0 + 0.1 * 2f32.ln());
+        assert_ne!(rope.frequencies, Rope::plain(1e6, 16).frequencies);
+        assert_eq!(
+            with("mscale", 0.7.into()).unwrap_err(),
+            "config.json: mscale is missing, or is not mscale_all_dim"
+        );
+        assert_eq!(
+            with("factor", Value::Null).unwrap_err(),
+            "config.json: factor is missing"
+        );
+        let other = read("llama", |config| {
+            config["rope_parameters"] = scaling.clone();
+        });
+        assert!(other.unwrap_err().contains("is of type \"yarn\""));
+    }
+
+    #[test]
+    fn rnd1_s_padding_stands_behind_the_answer() {
+        let reserved = |padding: Value| {
+            let config = read("rnd1", |config| {
+                config["num_experts"] = 8.into();
+                config["num_experts_per_tok"] = 2.into();
+                config["moe_intermediate_size"] = 16.into();
+                config["pad_token_id"] = padding;
+            });
+            config.map(|config| config.mask.unwrap())
+        };
+        let mask = reserved(7.into()).unwrap();
+        assert_eq!((mask.reserved, mask.shifted), (Some(7), true));
+        // The published one doesn't fit a small vocabulary.
+        assert_eq!(
+            reserved(Value::Null).unwrap_err(),
+            "config.json: pad_token_id is missing"
+        );
     }
 
     #[test]

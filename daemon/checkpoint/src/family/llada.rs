@@ -194,7 +194,7 @@ mod tests {
         let refusal = |key: &str, value: Value| read(|config| config[key] = value).unwrap_err();
         assert_eq!(
             refusal("model_type", "mamba".into()),
-            "unsupported architecture \"mamba\"; supported are llada, llama, mistral, qwen2, qwen3, qwen3_moe, Dream, sdar, sdar_moe, Fast_dLLM_Qwen, llada_moe, llada2_moe, rnd1, rwkv7, ltm"
+            "unsupported architecture \"mamba\"; supported are llada, llama, mistral, qwen2, qwen3, qwen3_moe, Dream, sdar, sdar_moe, Fast_dLLM_Qwen, llada_moe, llada2_moe, rnd1, nemotron_labs_diffusion, rwkv7, ltm"
         );
         assert_eq!(
             refusal("alibi", true.into()),

@@ -31,6 +31,12 @@ impl PublishedShape {
         ModelConfig::of(self.family, &self.shape)
     }
 
+    /// The family that it belongs to.
+    #[must_use]
+    pub fn family(&self) -> Family {
+        self.family
+    }
+
     /// The sizes of the model.
     #[must_use]
     pub fn shape(&self) -> &Shape {
@@ -40,7 +46,7 @@ impl PublishedShape {
 
 /// Shapes of published models. LLaDA-1B has no published configuration: its context is that of its training, and its
 /// vocabulary is LLaDA-8B's, which agrees with the paper's 1.49 B parameters.
-pub static PUBLISHED_SHAPES: [PublishedShape; 22] = [
+pub static PUBLISHED_SHAPES: [PublishedShape; 23] = [
     PublishedShape {
         name: "llada-8b",
         repository: "GSAI-ML/LLaDA-8B-Instruct",
@@ -201,6 +207,27 @@ pub static PUBLISHED_SHAPES: [PublishedShape; 22] = [
         32,
         [9216, 1024],
     ),
+    PublishedShape {
+        name: "nemotron-ld-8b",
+        repository: "nvidia/Nemotron-Labs-Diffusion-8B",
+        family: Family::Nemotron,
+        shape: Shape {
+            naming: TensorNaming::Nemotron,
+            layers: 34,
+            hidden_size: 4096,
+            attention_heads: 32,
+            kv_heads: 8,
+            head_dim: 128,
+            intermediate_size: 14_336,
+            padded_vocab_size: 131_072,
+            context_length: 262_144,
+            causal: false,
+            tied: false,
+            biases: false,
+            qk_norms: false,
+            layer_kind: LayerKind::Attention,
+        },
+    },
     rwkv7("rwkv7-0.1b", 12, 768, [64, 64, 32, 128]),
     rwkv7("rwkv7-0.4b", 24, 1024, [64, 64, 32, 128]),
     rwkv7("rwkv7-1.5b", 24, 2048, [96, 96, 64, 256]),
@@ -396,15 +423,14 @@ mod tests {
             let preset = PublishedShape::find(name).unwrap();
             assert_eq!(preset.shape().parameters(), parameters, "{name}");
         }
-        let small = PublishedShape::find("llada-1b")
-            .unwrap()
-            .shape()
-            .parameters();
-        assert_eq!(
-            (small + 5_000_000) / 10_000_000,
-            149,
-            "{small}, published as 1.49 B"
-        );
+        // Published as 1.49 B and 8.5 B.
+        for (name, unit, rounded) in [
+            ("llada-1b", 10_000_000, 149),
+            ("nemotron-ld-8b", 100_000_000, 85),
+        ] {
+            let parameters = PublishedShape::find(name).unwrap().shape().parameters();
+            assert_eq!((parameters + unit / 2) / unit, rounded, "{name}");
+        }
         assert!(PublishedShape::find("llada").is_none());
     }
 

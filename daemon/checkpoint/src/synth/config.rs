@@ -56,6 +56,7 @@ pub(super) fn config(shape: &Shape, element: SynthDType) -> Value {
         (TensorNaming::HuggingFace, false, _) if shape.qk_norms => sdar(shape),
         (TensorNaming::HuggingFace, false, _) => dream(shape),
         (TensorNaming::LatentThought, ..) => latent_thought(shape),
+        (TensorNaming::Nemotron, ..) => nemotron(shape),
         // Its layers have experts.
         (TensorNaming::Llada2, ..) => hugging_face(shape, "LLaDA2MoeModelLM", "llada2_moe"),
     };
@@ -176,6 +177,23 @@ fn dream(shape: &Shape) -> Value {
 
 fn sdar(shape: &Shape) -> Value {
     masked(hugging_face(shape, "SDARForCausalLM", "sdar"), shape)
+}
+
+fn nemotron(shape: &Shape) -> Value {
+    let architecture = "NemotronLabsDiffusionModel";
+    let mut config = hugging_face(shape, architecture, "nemotron_labs_diffusion");
+    config["rope_parameters"] = json!({
+        "rope_type": "yarn",
+        "rope_theta": 1_000_000.0,
+        "factor": 16.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 16_384,
+        "llama_4_scaling_beta": 0.1,
+    });
+    masked(config, shape)
 }
 
 /// The configuration with the last id for the mask.

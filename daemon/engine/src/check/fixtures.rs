@@ -514,12 +514,7 @@ fn sample(
     }
     let reference = match request.diffusion_block() {
         None if case["algorithm"] == RND1 => Some(writing_passes(case, &answer)),
-        Some(block) => Some(block_passes(
-            case,
-            &request,
-            &model.info,
-            (block, answer.len()),
-        )),
+        Some(block) => Some(block_passes(case, &request, &model.info, (block, &answer))),
         None => case["forward_calls"].as_u64(),
     };
     let passes = reference.filter(|&reference| {
@@ -560,35 +555,24 @@ fn block_passes(
     case: &Value,
     request: &Generate,
     model: &ModelInfo,
-    (block, answer): (usize, usize),
+    (block, answer): (usize, &[u32]),
 ) -> u64 {
     let (prompt, length) = (request.prompt.len(), request.canvas.len());
-    if policy(&request.policy).needs().edits.is_some() {
-        return editing_passes(case, prompt + answer, prompt / block * block, block);
+    let needs = policy(&request.policy).needs();
+    if needs.edits.is_some() {
+        let end = prompt + answer.len();
+        return editing_passes(case, end, prompt / block * block, block);
     }
-    let calls: Vec<Vec<(usize, u32)>> = (case["commits"].as_array().into_iter().flatten())
-        .map(|call| {
-            let pairs = call.as_array().into_iter().flatten().map(ids);
-            pairs.map(|pair| (pair[0] as usize, pair[1])).collect()
-        })
-        .collect();
-    // Of models with shifted logits the pass that stores a block predicts the next one's first token.
-    let firsts = ids(&case["block_first_tokens"]);
-    let mut firsts = (prompt.next_multiple_of(block)..)
-        .step_by(block)
-        .zip(firsts);
+    if needs.draft.is_some() {
+        return case["forward_calls"].as_u64().unwrap_or(0);
+    }
+    let calls = match request.causal_before {
+        true => calls_behind_text(case, prompt, answer),
+        false => calls_of_blocks(case, prompt, block),
+    };
     let mut tokens = vec![None; length];
     let mut passes = 0;
-    let before = match prompt.is_multiple_of(block) {
-        true => firsts.next(),
-        false => None,
-    };
-    let stored = before.into_iter().map(|first| vec![first]);
-    let calls = calls.into_iter().map(|call| match call.is_empty() {
-        true => firsts.next().into_iter().collect(),
-        false => call,
-    });
-    for call in stored.chain(calls).filter(|call| !call.is_empty()) {
+    for call in calls {
         passes += 1;
         for (position, token) in call {
             if let Some(place) = tokens.get_mut(position - prompt) {
@@ -603,6 +587,54 @@ fn block_passes(
         }
     }
     passes
+}
+
+/// What the denoising calls of a case write, their positions counted from this one.
+fn commits(case: &Value, from: usize) -> impl Iterator<Item = Vec<(usize, u32)>> {
+    let calls = case["commits"].as_array().into_iter().flatten();
+    calls.map(move |call| {
+        let pairs = call.as_array().into_iter().flatten().map(ids);
+        pairs
+            .map(|pair| (from + pair[0] as usize, pair[1]))
+            .collect()
+    })
+}
+
+/// What each call of a sampler in blocks writes that writes something.
+fn calls_of_blocks(case: &Value, prompt: usize, block: usize) -> Vec<Vec<(usize, u32)>> {
+    // Of models with shifted logits the pass that stores a block predicts the next one's first token.
+    let firsts = ids(&case["block_first_tokens"]);
+    let mut firsts = (prompt.next_multiple_of(block)..)
+        .step_by(block)
+        .zip(firsts);
+    let before = match prompt.is_multiple_of(block) {
+        true => firsts.next(),
+        false => None,
+    };
+    let stored = before.into_iter().map(|first| vec![first]);
+    let calls = commits(case, 0).map(|call| match call.is_empty() {
+        true => firsts.next().into_iter().collect(),
+        false => call,
+    });
+    stored
+        .chain(calls)
+        .filter(|call| !call.is_empty())
+        .collect()
+}
+
+/// What each call of a sampler behind causally read text writes: one that stores its rows predicts the token after them.
+fn calls_behind_text(case: &Value, prompt: usize, answer: &[u32]) -> Vec<Vec<(usize, u32)>> {
+    let mut commits = commits(case, prompt);
+    let [starts, rows, stores] = ["call_start", "call_rows", "call_stores"].map(|k| ids(&case[k]));
+    let calls = starts.iter().zip(&rows).zip(stores);
+    let calls = calls.map_while(|((start, rows), stores)| match stores {
+        0 => commits.next(),
+        _ => {
+            let position = (start + rows) as usize;
+            Some(vec![(position, *answer.get(position - prompt)?)])
+        }
+    });
+    calls.collect()
 }
 
 /// The same of a sampler that edits, whose calls may write nothing: those of blocks from `first` on, up to the block in which
@@ -624,7 +656,8 @@ fn block_request_of(case: &Value, plain: Generate, prompts: &[Value]) -> Option<
     let params = &case["params"];
     let size = |key: &str| params[key].as_u64().map(|size| size as usize);
     let length = plain.canvas.len();
-    let block = size("block_length").or_else(|| size("block_size"))?;
+    let block = size("block_length").or_else(|| size("block_size"));
+    let block = block.unwrap_or(length);
     let threshold = || PolicyChoice::new("dynamic", [("t", params["threshold"].as_f64()?)]).ok();
     let plain = Generate {
         block_length: block,
@@ -682,6 +715,32 @@ fn block_request_of(case: &Value, plain: Generate, prompts: &[Value]) -> Option<
                 ..stops(plain)
             })
         }
+        "greedy" => Some(Generate {
+            policy: PolicyChoice::new("causal", []).ok()?,
+            ..plain
+        }),
+        "Nemotron linear self-speculation" => {
+            let least = match params["window"].as_str()? {
+                "fixed" => block,
+                "adaptive" => 8,
+                _ => return None,
+            };
+            let window = [("window", block as f64), ("least", least as f64)];
+            Some(Generate {
+                policy: PolicyChoice::new("verify", window).ok()?,
+                ..stops(plain)
+            })
+        }
+        "Nemotron diffusion" => Some(Generate {
+            policy: match params["threshold"].as_f64() {
+                Some(t) => PolicyChoice::new("deadline", [("t", t)]).ok()?,
+                None => PolicyChoice::default(),
+            },
+            ..match params["eos_early_stop"] == true {
+                true => stops(plain),
+                false => plain,
+            }
+        }),
         "LLaDA2.0" => Some(Generate {
             policy: threshold()?,
             ..stops(plain)
@@ -695,10 +754,13 @@ fn request_of(case: &Value, model: &LoadedModel, prompts: &[Value]) -> Option<Ge
     let params = &case["params"];
     let size = |key: &str| params[key].as_u64().map(|size| size as usize);
     let length = size("gen_length").or_else(|| size("max_new_tokens"))?;
-    let is_blocks = (model.info.mask).is_some_and(|mask| mask.blocks.is_some());
+    let blocks = model.info.mask.and_then(|mask| mask.blocks);
     let model = model.id;
-    if is_blocks {
-        let plain = Generate::greedy(model, Vec::new(), length);
+    if let Some(blocks) = blocks {
+        let plain = Generate {
+            causal_before: blocks.causal_before,
+            ..Generate::greedy(model, Vec::new(), length)
+        };
         return block_request_of(case, plain, prompts);
     }
     let plain = Generate {

@@ -113,7 +113,7 @@ pub struct PassRequest<'a> {
 pub struct FinishedBlocks<'a> {
     /// Their tokens, from the first of the prompt on.
     pub tokens: &'a [u32],
-    /// Positions of a block.
+    /// Positions of a block; 1 where text is read causally.
     pub block_length: usize,
 }
 
@@ -286,19 +286,16 @@ impl Denoiser<'_> {
         let masked = &pass.rows[..pass.rows.len() - checks.len()];
         // The row before the first computed one does not exist; as in Fast-dLLM's Dream, the first stands for it.
         let wanted = masked.iter().map(|row| {
-            let row = self.vocabulary.row_of(row.position);
-            reach.row_of(row).unwrap_or(0)
+            let of_model = |position| self.vocabulary.row_of(position);
+            reach.predicting_row(row.position, of_model).unwrap_or(0)
         });
         let wanted = wanted.chain(computed..positions.len()).collect();
         PreparedPass {
             tokens,
             positions,
             wanted,
-            seen: match (reach.block_length, reach.segments()) {
-                (Some(length), _) => {
-                    let block_end = |position: usize| (position / length + 1) * length;
-                    SeenKeys::Blocks(reach.positions().map(|at| block_end(at) - 1).collect())
-                }
+            seen: match (reach.last_seen(), reach.segments()) {
+                (Some(last_seen), _) => SeenKeys::Blocks(last_seen),
                 (None, Some(segments)) => SeenKeys::Cached(segments),
                 (None, None) => SeenKeys::Each,
             },
@@ -335,6 +332,6 @@ enum SeenKeys {
     Each,
     /// Segments of the KV cache.
     Cached(Vec<KeySegment>),
-    /// What stands before them and in their own block; for each row the last position of that.
+    /// All up to a position, for each row the last.
     Blocks(Vec<usize>),
 }

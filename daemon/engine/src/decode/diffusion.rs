@@ -24,7 +24,7 @@ use sluice_shared::{
 use self::branch::CanvasBranch;
 pub(crate) use self::canvas_growth::lm_head_rows;
 use super::{
-    DiffusionRequest, FinishedBlocks, Pass, PassReach, Vocabulary,
+    BlockSight, DiffusionRequest, FinishedBlocks, Pass, PassReach, Vocabulary,
     policy::{
         self, BlockView, CheckedPosition, Commit, Policy, PolicyDecision, PolicyStep,
         ScoredPosition, WrittenPosition,
@@ -185,7 +185,7 @@ impl Diffusion {
             }
             // A loop, since pinned or already ended blocks need no pass at all.
             if self.is_open(&(start..end), &shown) {
-                if self.passes_in_block == 0 {
+                if self.steps_in_block == 0 {
                     self.masked_at_start = self.masked(start, end).count();
                     self.policy.open();
                 }
@@ -292,13 +292,12 @@ impl Diffusion {
         });
         // Checks come last, as their rows do in the pass.
         let rows = masked.chain(checks);
-        match self.reach.block_length {
+        match self.reach.sight {
             // A pass that stores finished blocks may not have the rows yet.
             Some(_) => {
-                let has = |row: &LmHeadRow| {
-                    let row = self.vocabulary.row_of(row.position);
-                    self.reach.row_of(row).is_some()
-                };
+                let of_model = |position| self.vocabulary.row_of(position);
+                let has =
+                    |row: &LmHeadRow| (self.reach.predicting_row(row.position, of_model)).is_some();
                 rows.filter(has).collect()
             }
             None => rows.collect(),
@@ -399,8 +398,10 @@ impl Diffusion {
                 steps,
                 masked_at_start: self.masked_at_start,
                 scheduled: match self.rule.block_length {
-                    Some(_) => filled_together(&self.request, &self.vocabulary),
-                    None => self.masked_at_start,
+                    Some(_) if !self.rule.causal_before => {
+                        filled_together(&self.request, &self.vocabulary)
+                    }
+                    _ => self.masked_at_start,
                 },
             },
             block: start..end,
@@ -414,9 +415,12 @@ impl Diffusion {
 
     /// Whether this is the only pass with the row that predicts a shifted model's first position of the block:
     /// Fast-dLLM's Dream then commits that one, and nothing else; so does Fast-dLLM v2 with the pass that stores the
-    /// block before.
+    /// block before, and whoever reads that causally.
     fn takes_first_alone(&self) -> bool {
         let CanvasBlock { start, .. } = self.blocks[self.block];
+        if self.rule.causal_before {
+            return self.reach.sight == Some(BlockSight::Causal);
+        }
         // With shifted logits the row before the block predicts its first position. Later passes of these modes begin
         // at the block and lack that row.
         let lacks_row = match self.rule.kv_cache.mode {
@@ -484,7 +488,9 @@ impl Diffusion {
             self.canvas[prompt + position] = self.vocabulary.mask_id();
         }
         self.steps += 1;
-        self.steps_in_block += 1;
+        // The token that a causal pass predicts is not of the block's schedule.
+        let is_causal = self.reach.sight == Some(BlockSight::Causal);
+        self.steps_in_block += usize::from(!is_causal);
         commits
     }
 
@@ -625,7 +631,10 @@ impl DiffusionRequest for Diffusion {
             self.reach.computed.first().map(|computed| computed.end),
         ) {
             // All before the open block is final, and in the cache by now.
-            let open = (self.request.prompt.len() + start) / length * length;
+            let open = match self.rule.causal_before {
+                true => self.request.prompt.len() + start,
+                false => (self.request.prompt.len() + start) / length * length,
+            };
             self.cached_until = Some(end_of_pass.min(open));
             if head_rows > 0 {
                 last = self.follow(candidates);
@@ -671,7 +680,7 @@ impl DiffusionRequest for Diffusion {
 
     fn finished(&self) -> Option<FinishedBlocks<'_>> {
         Some(FinishedBlocks {
-            block_length: self.rule.block_length?,
+            block_length: self.request.kept_block()?,
             tokens: &self.canvas[..self.cached_until.unwrap_or(0)],
         })
     }
@@ -720,7 +729,7 @@ fn filled_together(request: &Generate, vocabulary: &Vocabulary) -> usize {
 
 /// Tokens that are never chosen, and have no part of the probability. A block diffusion model's mask is one of them: others'
 /// references only never choose it.
-fn suppressed(request: &Generate, vocabulary: &Vocabulary) -> Vec<u32> {
+pub(super) fn suppressed(request: &Generate, vocabulary: &Vocabulary) -> Vec<u32> {
     let ends = match request.eos {
         EosPolicy::Suppress => vocabulary.ends.clone(),
         EosPolicy::Stop | EosPolicy::Keep => Vec::new(),
@@ -737,7 +746,11 @@ fn blocks(slots: &[CanvasSlot], request: &Generate, vocabulary: &Vocabulary) -> 
     if request.diffusion_block().is_none() {
         return cut(slots, 0, length, request.steps);
     }
-    let mut blocks = cut(slots, request.prompt.len() % length, length, 1);
+    let before = match request.causal_before {
+        true => 0,
+        false => request.prompt.len() % length,
+    };
+    let mut blocks = cut(slots, before, length, 1);
     for block in blocks.iter_mut().filter(|block| block.steps > 0) {
         // Blocks that the prompt reaches into have fewer masks and as many steps, as SDAR has it.
         block.steps = (length * request.steps)

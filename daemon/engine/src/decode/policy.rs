@@ -4,6 +4,7 @@
 
 mod apart;
 mod blocks;
+mod causal;
 mod credit;
 mod entropy;
 mod klass;
@@ -19,7 +20,8 @@ use sluice_shared::policy::PolicyChoice;
 
 use self::{
     apart::Apart,
-    blocks::{Dynamic, Edit, Sequential},
+    blocks::{Deadline, Dynamic, Edit, Sequential},
+    causal::Causal,
     credit::Credit,
     entropy::Entropy,
     klass::Klass,
@@ -77,6 +79,17 @@ pub struct PolicyNeeds {
     /// Candidates for committed positions of the open block, too, whose tokens may be replaced; and how many passes a block
     /// may have in which nothing is masked any more.
     pub edits: Option<usize>,
+    /// Text that is written from left to right, each token as a causal pass predicts it, with so long drafts.
+    pub draft: Option<DraftWindow>,
+}
+
+/// How many positions a block of drafted tokens has, the token before them included; 1: nothing is drafted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DraftWindow {
+    /// At first, and where drafts are wrong.
+    pub least: usize,
+    /// Where drafts are right.
+    pub most: usize,
 }
 
 /// What a policy sees of a block after a pass. Positions count from the first one to fill.
@@ -201,6 +214,16 @@ pub fn policy(choice: &PolicyChoice) -> Box<dyn Policy> {
             t: value(0),
             edit: value(1),
             post: value(2) as usize,
+        }),
+        "deadline" => Box::new(Deadline { t: value(0) }),
+        "causal" => Box::new(Causal {
+            window: DraftWindow { least: 1, most: 1 },
+        }),
+        "verify" => Box::new(Causal {
+            window: DraftWindow {
+                least: value(1).min(value(0)) as usize,
+                most: value(0) as usize,
+            },
         }),
         "threshold" => Box::new(Threshold { t: value(0) }),
         "factor" => Box::new(Factor { f: value(0) }),

@@ -28,9 +28,19 @@ pub struct PassReach {
     pub cache_positions: Option<Range<usize>>,
     /// Cache positions to choose from after this pass, and how many stay: those then move to the front of the cache.
     pub selects: Option<(Vec<Range<usize>>, usize)>,
-    /// With block diffusion the positions of a block: each position sees what stands before it and all of its own block.
-    /// What is computed then follows what the cache holds.
-    pub block_length: Option<usize>,
+    /// With block diffusion what the positions see. What is computed then follows what the cache holds.
+    pub sight: Option<BlockSight>,
+}
+
+/// What the positions of a pass of block diffusion see.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BlockSight {
+    /// What stands before them, and all of their own block of so many positions.
+    Blocks(usize),
+    /// All that is computed, and what stands before it: the open block behind text that is read causally.
+    Open,
+    /// What stands before them. Rows then predict the next position.
+    Causal,
 }
 
 impl PassReach {
@@ -68,6 +78,33 @@ impl PassReach {
         None
     }
 
+    /// The last position that each position sees, with block diffusion.
+    #[must_use]
+    pub fn last_seen(&self) -> Option<Vec<usize>> {
+        let end = self.computed.last().map_or(0, |range| range.end);
+        let sight = self.sight?;
+        let last = |position: usize| match sight {
+            BlockSight::Blocks(length) => (position / length + 1) * length - 1,
+            BlockSight::Open => end - 1,
+            BlockSight::Causal => position,
+        };
+        Some(self.positions().map(last).collect())
+    }
+
+    /// The row that predicts a position, among those that are computed; `of_model` says at which position it stands where
+    /// all see their own block.
+    #[must_use]
+    pub fn predicting_row(
+        &self,
+        position: usize,
+        of_model: impl Fn(usize) -> usize,
+    ) -> Option<usize> {
+        match self.sight {
+            Some(BlockSight::Causal) => self.row_of(position.checked_sub(1)?),
+            _ => self.row_of(of_model(position)),
+        }
+    }
+
     /// The segments of the cache that are seen; `None` without a cache.
     #[must_use]
     pub fn segments(&self) -> Option<Vec<KeySegment>> {
@@ -88,6 +125,8 @@ pub(super) struct ReachRule {
     pub(super) canvas_growth: CanvasGrowth,
     /// Positions of a block of block diffusion.
     pub(super) block_length: Option<usize>,
+    /// Whether what stands before the open block is read causally.
+    pub(super) causal_before: bool,
     /// One past the last pinned position, which a window does not hide.
     pub(super) pinned_end: usize,
 }
@@ -128,6 +167,7 @@ impl ReachRule {
             suffix_window: window.map(|masks| masks as usize),
             canvas_growth: growth,
             block_length: request.diffusion_block(),
+            causal_before: request.causal_before,
             pinned_end: match request.may_end_from() {
                 0 => 0,
                 end => request.prompt.len() + end,
@@ -159,7 +199,10 @@ impl ReachRule {
     /// What a pass computes and sees.
     pub(super) fn reach(&self, at: &PassContext<'_>) -> PassReach {
         if let Some(length) = self.block_length {
-            return Self::blocks(at, length);
+            return match self.causal_before {
+                true => Self::open_block(at),
+                false => Self::blocks(at, length),
+            };
         }
         let visible = self.visible(at);
         if !self.uses_kv_cache() {
@@ -217,7 +260,25 @@ impl ReachRule {
         };
         PassReach {
             computed: vec![computed],
-            block_length: Some(length),
+            sight: Some(BlockSight::Blocks(length)),
+            ..PassReach::default()
+        }
+    }
+
+    /// A pass of block diffusion behind text that is read causally: what is not cached of it, whose last row predicts the
+    /// open block's first token, or else the open block.
+    fn open_block(at: &PassContext<'_>) -> PassReach {
+        let from = at.cached_until.unwrap_or(0);
+        let (computed, sight) = match from < at.block.start {
+            true => {
+                let end = at.block.start.min(from + MLP_ROWS);
+                (from..end, BlockSight::Causal)
+            }
+            false => (at.block.clone(), BlockSight::Open),
+        };
+        PassReach {
+            computed: vec![computed],
+            sight: Some(sight),
             ..PassReach::default()
         }
     }
@@ -246,7 +307,7 @@ impl ReachRule {
                 cached: Some(visible),
                 cache_positions: None,
                 selects: Some((outside, count)),
-                block_length: None,
+                sight: None,
             },
             _ => {
                 let stay = 0..count + block.len();
@@ -255,7 +316,7 @@ impl ReachRule {
                     cached: Some(vec![stay]),
                     cache_positions: Some(count..count + block.len()),
                     selects: None,
-                    block_length: None,
+                    sight: None,
                 }
             }
         }
@@ -340,6 +401,7 @@ mod tests {
             suffix_window: window,
             canvas_growth: CanvasGrowth::Fixed,
             block_length: None,
+            causal_before: false,
             pinned_end: 0,
         }
     }
@@ -439,6 +501,31 @@ mod tests {
             ..at(0)
         };
         assert_eq!(rule.reach(&far).computed, [20..52, 99..100]);
+    }
+
+    #[test]
+    fn text_before_an_open_block_is_read_causally() {
+        let rule = ReachRule {
+            block_length: Some(8),
+            causal_before: true,
+            ..rule("blocks", None)
+        };
+        let reading = rule.reach(&PassContext {
+            cached_until: Some(30),
+            ..at(0)
+        });
+        assert_eq!(reading.computed, [30..40]);
+        assert_eq!(reading.last_seen(), Some((30..40).collect()));
+        // The row before predicts a position, and the pass has no other of the block's.
+        let row = |reach: &PassReach, position| reach.predicting_row(position, |position| position);
+        assert_eq!((row(&reading, 40), row(&reading, 41)), (Some(9), None));
+        let open = rule.reach(&PassContext {
+            cached_until: Some(40),
+            ..at(0)
+        });
+        assert_eq!(open.computed, [40..48]);
+        assert_eq!(open.last_seen(), Some(vec![47; 8]));
+        assert_eq!(row(&open, 41), Some(1));
     }
 
     #[test]

@@ -391,7 +391,7 @@ impl Worker {
         let profile = self.ops.device().profile();
         let current = self.current_mut()?;
         let storages = current.weights.storages();
-        let block_length = request.diffusion_block();
+        let block_length = request.kept_block();
         let format = match block_length {
             Some(_) => resolve_canvas_kv_cache_format(kv_cache_format, &profile)?,
             None => resolve_kv_cache_format(kv_cache_format, &profile)?,
@@ -426,7 +426,7 @@ impl Worker {
     ) -> Result<(), EngineError> {
         let Self { ops, current, .. } = self;
         let kept = &mut current.as_mut().ok_or(EngineError::NoModel)?.prefix_cache;
-        let block_length = request.diffusion_block();
+        let block_length = request.kept_block();
         let Some((best, same)) = longest_prefix(kept, &request.prompt, block_length) else {
             return Ok(());
         };

@@ -103,6 +103,7 @@ fn logits_norms_of_heads() {
 fn logits_block_diffusion() {
     check_logits("sdar-tiny");
     check_logits("fast-dllm-v2-tiny");
+    check_logits("nemotron-ld-tiny");
 }
 
 #[test]
@@ -223,6 +224,7 @@ fn tokens_norms_of_heads() {
 fn tokens_block_diffusion() {
     check_tokens("sdar-tiny", 11);
     check_tokens("fast-dllm-v2-tiny", 8);
+    check_tokens("nemotron-ld-tiny", 12);
 }
 
 #[test]

@@ -34,6 +34,26 @@ impl Policy for Sequential {
     }
 }
 
+/// Nemotron-Labs-Diffusion's sampler: all positions that reach the threshold, the best one in any case, and in the last step
+/// whatever is left.
+#[derive(Debug, Clone)]
+pub(super) struct Deadline {
+    pub(super) t: f64,
+}
+
+impl Policy for Deadline {
+    fn decide(&mut self, view: &BlockView<'_>) -> PolicyDecision {
+        match view.step.index + 1 >= view.step.steps {
+            true => view.commit(0..view.rows.len()),
+            false => view.best(view.reaching(self.t)),
+        }
+    }
+
+    fn boxed_clone(&self) -> Box<dyn Policy> {
+        Box::new(self.clone())
+    }
+}
+
 /// LLaDA2.1's sampler: all positions above `t`, or else the best one; and committed tokens are replaced by others of more than
 /// `edit`, until a pass changes nothing, or `post` passes had nothing masked.
 #[derive(Debug, Clone)]
@@ -93,6 +113,16 @@ mod tests {
         scene.step.steps = 2;
         assert_eq!(scene.committed(&mut Dynamic { t: 0.9 }), [1, 2]);
         assert_eq!(committed(&mut Dynamic { t: 0.5 }, &[f64::NAN]), [0]);
+    }
+
+    #[test]
+    fn the_last_step_takes_all_that_is_left() {
+        let mut scene = Scene::of(&[0.5, 0.9, 0.91, 0.2]);
+        let mut policy = Deadline { t: 0.9 };
+        assert_eq!(scene.committed(&mut policy), [1, 2]);
+        assert_eq!(scene.committed(&mut Deadline { t: 1.0 }), [2]);
+        scene.step.index = 3;
+        assert_eq!(scene.committed(&mut policy), [0, 1, 2, 3]);
     }
 
     #[test]

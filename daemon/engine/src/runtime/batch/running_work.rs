@@ -7,7 +7,9 @@ use super::super::{
     latent_score::LatentScore,
 };
 use crate::{
-    decode::{DiffusionRequest, RequestMemory, Vocabulary, diffusion::Diffusion},
+    decode::{
+        DiffusionRequest, RequestMemory, Vocabulary, diffusion::Diffusion, draft::DraftedText,
+    },
     model::network::LatentText,
     request::Generate,
 };
@@ -45,11 +47,14 @@ impl RunningWork {
     }
 }
 
-/// A request that fills masks.
+/// A request that fills masks, or drafts.
 pub(super) fn diffusion_request(
     request: &Generate,
     vocabulary: Arc<Vocabulary>,
 ) -> Box<dyn DiffusionRequest> {
+    if let Some(drafted) = DraftedText::new(request, &vocabulary) {
+        return Box::new(drafted);
+    }
     let made = Diffusion::new(request.clone(), vocabulary);
     #[cfg(test)]
     return crate::runtime::tests::panics::spoiled(made, request.seed);

@@ -1,16 +1,20 @@
 //! Block diffusion: what is kept between passes, requests and turns changes no token.
 
-use sluice_engine::{EngineError, Generate, PlanSettings, RequestError, Work};
+use sluice_engine::{CanvasSlot, EngineError, Generate, PlanSettings, RequestError, Work};
 use sluice_shared::{
     decoding::{Decoding, KvCacheReuse},
     policy::PolicyChoice,
-    sampling::{EosPolicy, KvCacheMode},
+    sampling::{EosPolicy, KvCacheMode, Remasking},
 };
 
 use super::world::World;
 use crate::checkpoints::fixture;
 
 const NAMES: [&str; 2] = ["sdar-tiny", "fast-dllm-v2-tiny"];
+/// Reads what stands before the open block causally.
+const CAUSAL: &str = "nemotron-ld-tiny";
+/// Its ways to decode.
+const POLICIES: [&str; 3] = ["deadline:t=0.5", "causal", "verify:window=16"];
 
 fn world(name: &str, parallel: usize) -> World {
     World::new(&fixture(name), parallel, PlanSettings::default())
@@ -18,14 +22,15 @@ fn world(name: &str, parallel: usize) -> World {
 
 fn prompt(length: usize, seed: u32) -> Vec<u32> {
     (0..length as u32)
-        .map(|place| (place * 7 + seed) % 240)
+        .map(|place| (place * 7 + seed) % 99)
         .collect()
 }
 
 fn request(world: &World, prompt: Vec<u32>, length: usize) -> Generate {
-    let mask = world.model.info.mask.unwrap();
+    let blocks = world.model.info.mask.unwrap().blocks.unwrap();
     Generate {
-        block_length: mask.blocks.unwrap().length,
+        block_length: blocks.length,
+        causal_before: blocks.causal_before,
         policy: PolicyChoice::new("dynamic", [("t", 0.5)]).unwrap(),
         decoding: Decoding {
             kv_cache: KvCacheReuse {
@@ -73,6 +78,109 @@ fn a_turn_goes_on_from_the_blocks_of_the_one_before() {
 }
 
 #[test]
+fn causally_read_text_is_gone_on_from_anywhere() {
+    for policy in POLICIES {
+        let with = |world: &World, prompt: Vec<u32>| Generate {
+            policy: policy.parse().unwrap(),
+            ..request(world, prompt, 24)
+        };
+        let kept = world(CAUSAL, 1);
+        let first = with(&kept, prompt(70, 1));
+        let (written, _) = answer(&kept, &first);
+        let turn = [&first.prompt[..], &written[..11], &prompt(9, 3)].concat();
+        let next = with(&kept, turn);
+        let (expected, all) = answer(&world(CAUSAL, 1), &next);
+        let (found, rows) = answer(&kept, &next);
+        assert_eq!(found, expected, "{policy}");
+        // All but the new words, and what the last block may have held beyond them.
+        assert_eq!(all[0], 90, "{policy}");
+        assert!(rows[0] < 21, "{policy}: {} rows", rows[0]);
+        // Whoever decodes otherwise goes on from the same.
+        let other = Generate {
+            policy: "causal".parse().unwrap(),
+            ..next
+        };
+        let (expected, _) = answer(&world(CAUSAL, 1), &other);
+        let (found, rows) = answer(&kept, &other);
+        assert_eq!((found, rows[0]), (expected, 1), "{policy}");
+    }
+}
+
+#[test]
+fn drafts_change_no_token() {
+    let world = world(CAUSAL, 1);
+    for (temperature, eos) in [
+        (0.0, EosPolicy::Keep),
+        (0.0, EosPolicy::Stop),
+        (0.8, EosPolicy::Keep),
+        (1.0, EosPolicy::Suppress),
+    ] {
+        let with = |policy: &str| Generate {
+            policy: policy.parse().unwrap(),
+            temperature,
+            eos,
+            seed: 5,
+            ..request(&world, prompt(33, 2), 50)
+        };
+        let (expected, rows) = answer(&world, &with("causal"));
+        assert_eq!(rows.len(), expected.len());
+        for policy in ["verify", "verify:window=5,least=5", "verify:window=200"] {
+            let (found, _) = answer(&world, &with(policy));
+            assert_eq!(found, expected, "{policy} at {temperature}");
+        }
+    }
+}
+
+#[test]
+fn text_is_written_from_left_to_right_or_refused() {
+    let world = world(CAUSAL, 1);
+    let asked = Generate {
+        policy: "verify".parse().unwrap(),
+        ..request(&world, prompt(9, 1), 16)
+    };
+    let refusal = |request: Generate| match world.engine.run(Work::Generate(request)) {
+        Err(EngineError::Request(RequestError::Sampling { what, .. })) => what,
+        Err(EngineError::Request(RequestError::Zero { what })) => what,
+        other => panic!("{other:?}"),
+    };
+    let mut pinned = asked.clone();
+    pinned.canvas[3] = CanvasSlot::Pinned(5);
+    assert_eq!(refusal(pinned), "diffusion.pins");
+    let guided = Generate {
+        guidance: 1.0,
+        ..asked.clone()
+    };
+    assert_eq!(refusal(guided), "diffusion.guidance");
+    let ranked = Generate {
+        remasking: Remasking::Random,
+        ..asked.clone()
+    };
+    assert_eq!(refusal(ranked), "diffusion.remasking");
+    let edited = Generate {
+        policy: "edit".parse().unwrap(),
+        ..asked.clone()
+    };
+    assert_eq!(refusal(edited), "diffusion.policy");
+    let first = Generate {
+        prompt: Vec::new(),
+        ..asked.clone()
+    };
+    assert_eq!(refusal(first), "prompt");
+    // Only such a model can be asked so.
+    let other = self::world("sdar-tiny", 1);
+    let asked = Generate {
+        policy: asked.policy,
+        ..request(&other, prompt(9, 1), 16)
+    };
+    match other.engine.run(Work::Generate(asked)) {
+        Err(EngineError::Request(RequestError::Sampling { what, .. })) => {
+            assert_eq!(what, "diffusion.policy");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
 fn a_long_prompt_is_stored_in_pieces() {
     let world = world("sdar-tiny", 1);
     let long = request(&world, prompt(901, 1), 11);
@@ -88,7 +196,11 @@ fn a_long_prompt_is_stored_in_pieces() {
 
 #[test]
 fn each_gets_what_it_gets_alone() {
-    for name in NAMES {
+    for (name, policy) in NAMES
+        .map(|name| (name, "dynamic:t=0.5"))
+        .into_iter()
+        .chain(POLICIES.map(|policy| (CAUSAL, policy)))
+    {
         let (alone, shared) = (world(name, 1), world(name, 4));
         let requests: Vec<_> = [(5, 33, 0.0), (64, 20, 0.7), (40, 40, 0.0), (31, 9, 1.0)]
             .into_iter()
@@ -96,6 +208,7 @@ fn each_gets_what_it_gets_alone() {
                 temperature,
                 seed: 7,
                 eos: EosPolicy::Suppress,
+                policy: policy.parse().unwrap(),
                 ..request(&alone, prompt(length, answer as u32), answer)
             })
             .collect();
