@@ -164,9 +164,11 @@ fn write(options: &Synth) -> Result<(), Failure> {
     check_room(&options.target, synthesis.weight_bytes())?;
     let mut line = ProgressLine::new("writing");
     let result = until_signalled(|cancel| {
-        synthesis.write(&options.target, cancel, &mut |done, total| {
-            line.show(done, total);
-        })
+        let (target, mut show) = (&options.target, |done, total| line.show(done, total));
+        match options.shape {
+            Some(preset) => synthesis.write_as(preset.family(), target, cancel, &mut show),
+            None => synthesis.write(target, cancel, &mut show),
+        }
     });
     line.clear();
     result??;

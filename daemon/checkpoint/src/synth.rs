@@ -28,7 +28,10 @@ use self::{
     elements::RandomElements,
     layout::{ElementBlock, ShardLayout},
 };
-use super::folder::{PartialFolder, free_target};
+use super::{
+    family::Family,
+    folder::{PartialFolder, free_target},
+};
 
 /// The dtype of the weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,6 +103,32 @@ impl SynthOptions {
         cancel: &AtomicBool,
         progress: Progress<'_>,
     ) -> Result<(), SynthError> {
+        let config = config::config(&self.shape, self.dtype);
+        self.write_with(&config, target, cancel, progress)
+    }
+
+    /// [`SynthOptions::write`], of this family, where several have such a shape.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn write_as(
+        &self,
+        family: Family,
+        target: &Path,
+        cancel: &AtomicBool,
+        progress: Progress<'_>,
+    ) -> Result<(), SynthError> {
+        let config = config::of_family(family, &self.shape, self.dtype);
+        self.write_with(&config, target, cancel, progress)
+    }
+
+    fn write_with(
+        &self,
+        config: &serde_json::Value,
+        target: &Path,
+        cancel: &AtomicBool,
+        progress: Progress<'_>,
+    ) -> Result<(), SynthError> {
         // Checked by the loader's own rules, before gigabytes are written that nobody could load.
         check(&self.shape)?;
         let target = free_target(target)?;
@@ -110,8 +139,7 @@ impl SynthOptions {
             .map_err(|error| SynthError::Threads(error.to_string()))?;
         let partial = PartialFolder::create(&target, "synth")?;
         let layout = ShardLayout::new(&self.shape, self.dtype);
-        let config = config::config(&self.shape, self.dtype);
-        write_small(&partial.path("config.json"), &config)?;
+        write_small(&partial.path("config.json"), config)?;
         if let Some(index) = layout.index() {
             write_small(&partial.path(layout::INDEX), &index)?;
         }

@@ -4,7 +4,10 @@ use serde_json::{Value, json};
 use sluice_weights::{ExpertShape, LayerKind, Rwkv7Ranks, Shape, TensorNaming};
 
 use super::SynthDType;
-use crate::{CheckpointError, family::ModelConfig};
+use crate::{
+    CheckpointError,
+    family::{Family, ModelConfig},
+};
 
 /// LLaDA's token ids for its own vocabulary; for other sizes the last two ids are used.
 const LLADA_PADDED_VOCAB_SIZE: usize = 126_464;
@@ -143,6 +146,18 @@ fn mixture(shape: &Shape, experts: &ExpertShape) -> Value {
     }
     if !shape.causal {
         config["mask_token_id"] = shape.padded_vocab_size.saturating_sub(1).into();
+    }
+    config
+}
+
+/// The configuration for a family that may have another's shape.
+pub(super) fn of_family(family: Family, shape: &Shape, element: SynthDType) -> Value {
+    let mut config = config(shape, element);
+    // RND1 has SDAR-MoE's shape.
+    if family == Family::Rnd1 {
+        config["architectures"] = json!(["RND1LM"]);
+        config["model_type"] = family.name().into();
+        config["pad_token_id"] = shape.padded_vocab_size.saturating_sub(2).into();
     }
     config
 }

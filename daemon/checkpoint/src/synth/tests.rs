@@ -345,3 +345,38 @@ fn what_could_not_be_loaded_is_not_written() {
         assert!(is_empty(folder.path()));
     }
 }
+
+/// Families that share a shape, or have names of their own for tensors.
+#[test]
+fn a_published_shape_is_of_its_family() {
+    for name in ["rnd1-base", "sdar-30b-a3b", "nemotron-ld-8b"] {
+        let preset = PublishedShape::find(name).unwrap();
+        let mut shape = Shape {
+            layers: 2,
+            hidden_size: 64,
+            attention_heads: 4,
+            kv_heads: 2,
+            head_dim: 16,
+            intermediate_size: 32,
+            padded_vocab_size: 256,
+            context_length: 128,
+            ..preset.shape().clone()
+        };
+        if let LayerKind::Mixture(experts) = &mut shape.layer_kind {
+            (experts.count, experts.intermediate_size) = (16, 32);
+        }
+        let synthesis = SynthOptions { shape, ..tiny() };
+        let folder = TempDir::new().unwrap();
+        let target = folder.path().join("model");
+        let never = AtomicBool::new(false);
+        let written = synthesis.write_as(preset.family(), &target, &never, &mut |_, _| {});
+        written.unwrap();
+        let checkpoint = Checkpoint::open(&Source::Folder(target)).unwrap();
+        let model = checkpoint.model().unwrap();
+        assert_eq!(
+            (model.family, &model.shape),
+            (preset.family(), &synthesis.shape)
+        );
+        checkpoint.model_sources(&model.shape).unwrap();
+    }
+}
