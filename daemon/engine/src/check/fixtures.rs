@@ -1,6 +1,9 @@
 //! Checkpoints with the outputs that reference implementations made of them: a folder with the checkpoint,
 //! `expected.json` and `expected.safetensors`.
 
+mod passes;
+mod requests;
+
 use std::{
     fs,
     path::Path,
@@ -13,22 +16,16 @@ use sluice_checkpoint::{Checkpoint, CheckpointError, Source};
 use sluice_formats::{DType, Format};
 use sluice_ops::{KvCacheShape, Ops};
 use sluice_plan::{Plan, PlanError, resolve_kv_cache_format};
-use sluice_shared::{
-    decoding::{Decoding, KvCacheReuse},
-    level::KvCacheFormat,
-    policy::PolicyChoice,
-    sampling::{EosPolicy, KvCacheMode, Remasking},
-};
+use sluice_shared::{level::KvCacheFormat, sampling::EosPolicy};
 use sluice_weights::{Shape, SourceTensor};
 
+use self::{passes::reference_passes, requests::request_of};
 use super::{CheckResult, worse};
 use crate::{
-    CanvasSlot, Engine, EngineOptions, Generate, LoadedModel, Outcome, PlanSettings, Work,
-    decode::policy::policy,
+    Engine, EngineOptions, Generate, LoadedModel, Outcome, PlanSettings, Work,
     error::EngineError,
     event::GenerationResult,
     model::{
-        ModelInfo,
         network::{Interrupt, Network, Sequence, VisibleKeys, logits},
         sequence_memory::{SequenceMemory, SequenceShape},
     },
@@ -512,11 +509,7 @@ fn sample(
     if request.reserved.is_some() && answer.last() == request.reserved.as_ref() {
         answer.pop();
     }
-    let reference = match request.diffusion_block() {
-        None if case["algorithm"] == RND1 => Some(writing_passes(case, &answer)),
-        Some(block) => Some(block_passes(case, &request, &model.info, (block, &answer))),
-        None => case["forward_calls"].as_u64(),
-    };
+    let reference = reference_passes(case, &request, &model.info, &answer);
     let passes = reference.filter(|&reference| {
         // Dream's sampler runs passes that commit nothing, which are skipped here: only more passes are wrong.
         match case["algorithm"] == "Dream sampler" {
@@ -529,297 +522,6 @@ fn sample(
         found: generated.tokens,
         passes: passes.map(|reference| [reference, found]),
     })
-}
-
-/// The name of RND1's sampler.
-const RND1: &str = "RND1 entropy";
-
-/// The reference's calls that write something, of a case that tells the canvas after each of its steps.
-fn writing_passes(case: &Value, answer: &[u32]) -> u64 {
-    let mask = case["params"]["mask_token_id"].as_u64();
-    let states = case["states"].as_array().into_iter().flatten();
-    let masked = states.map(|state| {
-        let state = state.as_array().into_iter().flatten();
-        state.filter(|id| id.as_u64() == mask).count()
-    });
-    let mut left = answer.len();
-    let masked = masked.chain([0]);
-    masked
-        .filter(|&now| std::mem::replace(&mut left, now) > now)
-        .count() as u64
-}
-
-/// Passes that a case of block diffusion takes if no pass is for keys and values alone, and none follows once the answer
-/// is there: the reference's calls that write something, up to the one that ends it.
-fn block_passes(
-    case: &Value,
-    request: &Generate,
-    model: &ModelInfo,
-    (block, answer): (usize, &[u32]),
-) -> u64 {
-    let (prompt, length) = (request.prompt.len(), request.canvas.len());
-    let needs = policy(&request.policy).needs();
-    if needs.edits.is_some() {
-        let end = prompt + answer.len();
-        return editing_passes(case, end, prompt / block * block, block);
-    }
-    if needs.draft.is_some() {
-        return case["forward_calls"].as_u64().unwrap_or(0);
-    }
-    let calls = match request.causal_before {
-        true => calls_behind_text(case, prompt, answer),
-        false => calls_of_blocks(case, prompt, block),
-    };
-    let mut tokens = vec![None; length];
-    let mut passes = 0;
-    for call in calls {
-        passes += 1;
-        for (position, token) in call {
-            if let Some(place) = tokens.get_mut(position - prompt) {
-                *place = Some(token);
-            }
-        }
-        let written = tokens.iter().map_while(|token| *token);
-        let ends =
-            |token: u32| request.eos == EosPolicy::Stop && model.eos_token_ids.contains(&token);
-        if written.clone().count() == length || written.clone().any(ends) {
-            break;
-        }
-    }
-    passes
-}
-
-/// What the denoising calls of a case write, their positions counted from this one.
-fn commits(case: &Value, from: usize) -> impl Iterator<Item = Vec<(usize, u32)>> {
-    let calls = case["commits"].as_array().into_iter().flatten();
-    calls.map(move |call| {
-        let pairs = call.as_array().into_iter().flatten().map(ids);
-        pairs
-            .map(|pair| (from + pair[0] as usize, pair[1]))
-            .collect()
-    })
-}
-
-/// What each call of a sampler in blocks writes that writes something.
-fn calls_of_blocks(case: &Value, prompt: usize, block: usize) -> Vec<Vec<(usize, u32)>> {
-    // Of models with shifted logits the pass that stores a block predicts the next one's first token.
-    let firsts = ids(&case["block_first_tokens"]);
-    let mut firsts = (prompt.next_multiple_of(block)..)
-        .step_by(block)
-        .zip(firsts);
-    let before = match prompt.is_multiple_of(block) {
-        true => firsts.next(),
-        false => None,
-    };
-    let stored = before.into_iter().map(|first| vec![first]);
-    let calls = commits(case, 0).map(|call| match call.is_empty() {
-        true => firsts.next().into_iter().collect(),
-        false => call,
-    });
-    stored
-        .chain(calls)
-        .filter(|call| !call.is_empty())
-        .collect()
-}
-
-/// What each call of a sampler behind causally read text writes: one that stores its rows predicts the token after them.
-fn calls_behind_text(case: &Value, prompt: usize, answer: &[u32]) -> Vec<Vec<(usize, u32)>> {
-    let mut commits = commits(case, prompt);
-    let [starts, rows, stores] = ["call_start", "call_rows", "call_stores"].map(|k| ids(&case[k]));
-    let calls = starts.iter().zip(&rows).zip(stores);
-    let calls = calls.map_while(|((start, rows), stores)| match stores {
-        0 => commits.next(),
-        _ => {
-            let position = (start + rows) as usize;
-            Some(vec![(position, *answer.get(position - prompt)?)])
-        }
-    });
-    calls.collect()
-}
-
-/// The same of a sampler that edits, whose calls may write nothing: those of blocks from `first` on, up to the block in which
-/// the answer ends.
-fn editing_passes(case: &Value, end: usize, first: usize, block: usize) -> u64 {
-    let [starts, stores, spent] =
-        ["call_start", "call_stores", "post_budget_spent_in_blocks"].map(|key| ids(&case[key]));
-    let last = (end - 1) / block * block;
-    let calls = starts.iter().map(|&start| start as usize).zip(stores);
-    let passes = calls.filter(|&(start, stores)| {
-        let is_clean = stores == 1 && spent.contains(&((start / block) as u32));
-        (first..=last).contains(&start) && !is_clean
-    });
-    passes.count() as u64
-}
-
-/// The request of a case of block diffusion, without its prompt; `None` for unknown samplers.
-fn block_request_of(case: &Value, plain: Generate, prompts: &[Value]) -> Option<Generate> {
-    let params = &case["params"];
-    let size = |key: &str| params[key].as_u64().map(|size| size as usize);
-    let length = plain.canvas.len();
-    let block = size("block_length").or_else(|| size("block_size"));
-    let block = block.unwrap_or(length);
-    let threshold = || PolicyChoice::new("dynamic", [("t", params["threshold"].as_f64()?)]).ok();
-    let plain = Generate {
-        block_length: block,
-        steps: size("steps").unwrap_or(block) * length / block,
-        decoding: Decoding {
-            kv_cache: KvCacheReuse {
-                mode: KvCacheMode::Blocks,
-                ..KvCacheReuse::default()
-            },
-            ..Decoding::default()
-        },
-        ..plain
-    };
-    let stops = |plain| Generate {
-        eos: EosPolicy::Stop,
-        ..plain
-    };
-    match case["algorithm"].as_str()? {
-        "SDAR" => Some(Generate {
-            policy: match params["strategy"].as_str()? {
-                "low_confidence_static" => PolicyChoice::default(),
-                "low_confidence_dynamic" => threshold()?,
-                "sequential" => PolicyChoice::new("sequential", []).ok()?,
-                _ => return None,
-            },
-            ..match params["stop_ids"].is_null() {
-                true => plain,
-                false => stops(plain),
-            }
-        }),
-        "Fast-dLLM v2" => {
-            // So many blocks, the first of which the prompt may reach into, and the token after them.
-            let prompt = ids(&prompts[0]).len();
-            let end = (prompt / block + length / block) * block + 1;
-            Some(Generate {
-                canvas: vec![CanvasSlot::Masked; end - prompt],
-                steps: end - prompt,
-                policy: threshold()?,
-                ..stops(plain)
-            })
-        }
-        "LLaDA2.1" => {
-            let number = |key: &str| params[key].as_f64();
-            let values = [
-                ("t", number("threshold")?),
-                ("edit", number("editing_threshold")?),
-                ("post", number("max_post_steps")?),
-            ];
-            // The best one where none is above.
-            let is_known = size("num_to_transfer") == Some(1);
-            Some(Generate {
-                policy: PolicyChoice::new("edit", values)
-                    .ok()
-                    .filter(|_| is_known)?,
-                ..stops(plain)
-            })
-        }
-        "greedy" => Some(Generate {
-            policy: PolicyChoice::new("causal", []).ok()?,
-            ..plain
-        }),
-        "Nemotron linear self-speculation" => {
-            let least = match params["window"].as_str()? {
-                "fixed" => block,
-                "adaptive" => 8,
-                _ => return None,
-            };
-            let window = [("window", block as f64), ("least", least as f64)];
-            Some(Generate {
-                policy: PolicyChoice::new("verify", window).ok()?,
-                ..stops(plain)
-            })
-        }
-        "Nemotron diffusion" => Some(Generate {
-            policy: match params["threshold"].as_f64() {
-                Some(t) => PolicyChoice::new("deadline", [("t", t)]).ok()?,
-                None => PolicyChoice::default(),
-            },
-            ..match params["eos_early_stop"] == true {
-                true => stops(plain),
-                false => plain,
-            }
-        }),
-        "LLaDA2.0" => Some(Generate {
-            policy: threshold()?,
-            ..stops(plain)
-        }),
-        _ => None,
-    }
-}
-
-/// The request of a case, without its prompt; `None` for unknown samplers.
-fn request_of(case: &Value, model: &LoadedModel, prompts: &[Value]) -> Option<Generate> {
-    let params = &case["params"];
-    let size = |key: &str| params[key].as_u64().map(|size| size as usize);
-    let length = size("gen_length").or_else(|| size("max_new_tokens"))?;
-    let blocks = model.info.mask.and_then(|mask| mask.blocks);
-    let model = model.id;
-    if let Some(blocks) = blocks {
-        let plain = Generate {
-            causal_before: blocks.causal_before,
-            ..Generate::greedy(model, Vec::new(), length)
-        };
-        return block_request_of(case, plain, prompts);
-    }
-    let plain = Generate {
-        block_length: size("block_length").unwrap_or(length),
-        steps: size("steps").unwrap_or(length),
-        guidance: params["cfg_scale"].as_f64().unwrap_or(0.0),
-        ..Generate::greedy(model, Vec::new(), length)
-    };
-    match case["algorithm"].as_str() {
-        // Fast-dLLM's sampler for Dream commits one token a pass, whatever the threshold: the schedule of as many
-        // passes as positions.
-        Some("Fast-dLLM without cache") if params["alg"] == "confidence_threshold" => Some(plain),
-        Some("LLaDA plain" | "greedy") | None => Some(plain),
-        Some(algorithm) if algorithm.starts_with("Fast-dLLM ") => {
-            let kind = match algorithm {
-                "Fast-dLLM without cache" => KvCacheMode::None,
-                "Fast-dLLM prefix cache" => KvCacheMode::Prefix,
-                "Fast-dLLM dual cache" => KvCacheMode::Dual,
-                _ => return None,
-            };
-            let caching = KvCacheReuse {
-                mode: kind,
-                ..KvCacheReuse::default()
-            };
-            Some(Generate {
-                policy: fast_dllm_policy(params)?,
-                decoding: Decoding {
-                    kv_cache: caching,
-                    ..Decoding::default()
-                },
-                ..plain
-            })
-        }
-        Some(RND1) => {
-            let token = match params["add_eos_at_end"] == true {
-                true => "eos_token_id",
-                false => "pad_token_id",
-            };
-            Some(Generate {
-                canvas: vec![CanvasSlot::Masked; length - 1],
-                reserved: Some(size(token)? as u32),
-                block_length: length - 1,
-                steps: size("num_diffusion_steps")?,
-                policy: PolicyChoice::new("rnd1", []).ok()?,
-                ..plain
-            })
-        }
-        Some("Dream sampler") => Some(Generate {
-            policy: PolicyChoice::new("dream", []).ok()?,
-            remasking: match params["alg"].as_str()? {
-                "maskgit_plus" => Remasking::LowConfidence,
-                "topk_margin" => Remasking::Margin,
-                "entropy" => Remasking::Entropy,
-                _ => return None,
-            },
-            ..plain
-        }),
-        Some(_) => None,
-    }
 }
 
 pub(super) fn label(folder: &Path) -> String {
@@ -868,16 +570,6 @@ fn batch(value: &Value) -> Option<&[Value]> {
 pub(super) fn ids(value: &Value) -> Vec<u32> {
     let ids = value.as_array().into_iter().flatten();
     ids.filter_map(Value::as_u64).map(|id| id as u32).collect()
-}
-
-fn fast_dllm_policy(params: &Value) -> Option<PolicyChoice> {
-    let parameter = |key: &str| params[key].as_f64();
-    match (parameter("threshold"), parameter("factor")) {
-        (Some(t), None) => PolicyChoice::new("threshold", [("t", t)]).ok(),
-        (None, Some(f)) => PolicyChoice::new("factor", [("f", f)]).ok(),
-        (None, None) => Some(PolicyChoice::default()),
-        (Some(_), Some(_)) => None,
-    }
 }
 
 fn load(engine: &Engine, folder: &Path) -> Result<Arc<LoadedModel>, EngineError> {

@@ -422,13 +422,17 @@ proptest! {
         decoding in anything(),
         pins in prop::collection::vec(0usize..100, 0..80),
         (prompt, length, block) in (0usize..20, 1usize..100, 1usize..40),
-        is_shifted in any::<bool>(),
+        (is_shifted, is_reserved) in any::<(bool, bool)>(),
         seed in any::<u64>(),
     ) {
+        const RESERVED: u32 = 6;
+        let is_fixed = decoding.canvas_growth == CanvasGrowth::Fixed;
+        let reserved = (is_reserved && is_fixed).then_some(RESERVED);
         let mut all = Generate {
             prompt: vec![1; prompt],
             decoding,
             policy: "threshold:t=0.5".parse().unwrap(),
+            reserved,
             ..request(length, block.min(length), length)
         };
         if decoding.canvas_growth != CanvasGrowth::Insert {
@@ -441,10 +445,15 @@ proptest! {
         let planned = crate::request::Work::Generate(all.clone()).workload();
         let mut filling = Diffusion::new(all, Arc::new(vocabulary));
         filling.start(&mut |_| {});
-        let mut written = vec![false; prompt + length];
+        let mut written = vec![false; prompt + length + 1];
         while !filling.is_done() {
             let passes = filling.passes();
             let pass = &passes[0];
+            if reserved.is_some() {
+                prop_assert_eq!(pass.canvas.len(), prompt + length + 1);
+                prop_assert_eq!(pass.canvas.last(), Some(&RESERVED));
+                prop_assert!(pass.rows.iter().all(|row| row.position < prompt + length));
+            }
             prop_assert!(pass.layer_rows() <= planned.rows(), "{} of {}", pass.layer_rows(), planned.rows());
             prop_assert!(pass.rows.len() <= planned.lm_head_rows());
             let reach = pass.reach;
@@ -464,6 +473,8 @@ proptest! {
             filling.take(&[candidates], &PassCost::default(), &mut |_| {});
         }
         prop_assert!(filling.committed() > 0 || length == 0);
+        let told = filling.generated().tokens;
+        prop_assert!(told.len() <= length && (!is_fixed || told.len() == length));
     }
 }
 
