@@ -85,9 +85,9 @@ impl Generate {
             // A block may grow to twice its length, and finding the canvas's length reads the last positions.
             CanvasGrowth::Insert => decode::diffusion::lm_head_rows(self.block_length),
         };
-        // A draft is read at once, whatever is shown as a block.
+        // What is drafted is a pass's, whatever is shown as a block.
         let draft = policy(&self.policy).needs().draft;
-        let block = block.max(draft.map_or(0, |window| window.most));
+        let block = draft.map_or(block, |window| window.most);
         let canvas = self.padded_length();
         let workload = Workload::new(canvas, block, canvases * speculation.canvases() as usize)
             // The most of any pass: the opening pass of a block computes more than those after it.

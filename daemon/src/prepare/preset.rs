@@ -43,14 +43,17 @@ pub(super) fn apply_preset(
 
 /// What a preset comes to for a block diffusion model: finished blocks are kept, and behind the open one nothing is seen, so
 /// that nothing can be left out there. One that can also be asked for the next token of a text is, `causally`, where the
-/// preset is exact: that is its own default, and drafts change no token.
+/// preset is exact: that is its own default. It drafts where others guess passes ahead, which changes no token either.
 fn of_blocks(bundle: &ResolvedPreset, causally: bool) -> ResolvedPreset {
-    let drafts = || PolicyChoice::new("verify", []).ok();
+    let name = match bundle.decoding.speculation {
+        Speculation::Draft { .. } => "verify",
+        Speculation::None | Speculation::Explore { .. } => "causal",
+    };
+    let next_token = PolicyChoice::new(name, []).ok();
     let is_schedule = bundle.policy == PolicyChoice::default();
     ResolvedPreset {
-        policy: (causally && is_schedule)
-            .then(drafts)
-            .flatten()
+        policy: next_token
+            .filter(|_| causally && is_schedule)
             .unwrap_or(bundle.policy),
         decoding: Decoding {
             kv_cache: KvCacheReuse {
@@ -196,7 +199,7 @@ mod tests {
 
     #[test]
     fn a_model_that_reads_text_causally_is_asked_for_the_next_token() {
-        let policy = |asked: &DecodingChoice, has_steps: bool, prompt: Vec<u32>| {
+        let resolved = |asked: &DecodingChoice, has_steps: bool, prompt: Vec<u32>, waits: bool| {
             let mut work = Generate::greedy(ModelId(1), prompt, 128);
             let blocks = BlockDiffusion {
                 length: 32,
@@ -204,12 +207,15 @@ mod tests {
                 causal_before: true,
             };
             let exact = Preset::Exact;
-            apply_preset(&mut work, asked, has_steps, exact, Some(blocks), |_| false);
+            apply_preset(&mut work, asked, has_steps, exact, Some(blocks), |_| waits);
             assert_eq!(work.decoding.kv_cache.mode, KvCacheMode::Blocks);
             work.policy.name()
         };
+        let policy = |asked: &_, has_steps, prompt| resolved(asked, has_steps, prompt, false);
         let nothing = DecodingChoice::default();
-        assert_eq!(policy(&nothing, false, vec![1]), "verify");
+        assert_eq!(policy(&nothing, false, vec![1]), "causal");
+        // Where rows cost nothing.
+        assert_eq!(resolved(&nothing, false, vec![1], true), "verify");
         // With a schedule blocks are filled, and without a text there is no next token.
         assert_eq!(policy(&nothing, true, vec![1]), "reference");
         assert_eq!(policy(&nothing, false, Vec::new()), "reference");
