@@ -118,9 +118,11 @@ pub fn generation(
                 Some(length) => length as usize,
                 None => {
                     let limit = defaults.limits.map(|limits| limits.length as usize);
+                    let reserved = info.mask.and_then(|mask| mask.reserved);
+                    let others = prompt.len() + usize::from(reserved.is_some());
                     let length = limit
                         .unwrap_or(LENGTH_DEFAULT)
-                        .min(info.context_length.saturating_sub(prompt.len()))
+                        .min(info.context_length.saturating_sub(others))
                         .max(1);
                     told_limits.extend(limit.map(|_| by_limits("length", length)));
                     length

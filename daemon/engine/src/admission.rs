@@ -116,7 +116,8 @@ impl Generate {
 
     fn check(&self, model: &ModelInfo) -> Result<(), RequestError> {
         check_lengths(&self.prompt, self.canvas.len(), model)?;
-        model.check_context(0, self.padded_length())?;
+        let prompt = self.prompt.len();
+        model.check_context(prompt, self.padded_length() - prompt)?;
         if self.block_length == 0 {
             return Err(RequestError::Zero {
                 what: "block length",

@@ -2,7 +2,10 @@
 
 use std::sync::{Arc, Weak};
 
-use sluice_checkpoint::{RecommendedSettings, family::MaskToken};
+use sluice_checkpoint::{
+    RecommendedSettings,
+    family::{BlockDiffusion, MaskToken},
+};
 use sluice_engine::{LoadedModel, ModelId, model::ModelInfo};
 use sluice_proto::v1;
 use sluice_shared::level::Level;
@@ -251,17 +254,56 @@ fn too_much_is_refused_before_it_is_tokenized() {
     assert!(message.contains("1048577 ids"), "{message}");
 }
 
-#[test]
-fn a_causal_model_knows_no_preset() {
-    let mut causal = serving(true);
-    let mut info = causal.loaded.info.clone();
-    info.mask = None;
-    causal.loaded = Arc::new(LoadedModel {
+/// A model that has this in the place of its mask.
+fn with_mask(mask: Option<MaskToken>) -> ServingModel {
+    let mut serving = serving(true);
+    let mut info = serving.loaded.info.clone();
+    info.mask = mask;
+    serving.loaded = Arc::new(LoadedModel {
         id: ModelId(1),
         info,
-        tokenizer: causal.loaded.tokenizer.clone(),
+        tokenizer: serving.loaded.tokenizer.clone(),
         recommended: RecommendedSettings::default(),
     });
+    serving
+}
+
+#[test]
+fn what_a_model_was_trained_with_goes_into_its_requests() {
+    let plain = serving(true).loaded.info.mask.unwrap();
+    let padded = with_mask(Some(MaskToken {
+        reserved: Some(9),
+        ..plain
+    }));
+    let prepared = |request, model: &_| generate(request, model).unwrap().work;
+    let mut request = tokens(150);
+    let work = prepared(request.clone(), &padded);
+    // As much as the context has room for, with what is reserved.
+    assert_eq!((work.reserved, work.canvas.len()), (Some(9), 49));
+    assert_eq!(prepared(request.clone(), &serving(true)).canvas.len(), 50);
+    request
+        .diffusion_mut()
+        .set_canvas_growth(v1::CanvasGrowth::Append);
+    assert_eq!(prepared(request, &padded).reserved, None);
+    let causal = with_mask(Some(MaskToken {
+        blocks: Some(BlockDiffusion {
+            length: 32,
+            filled_together: 32,
+            causal_before: true,
+        }),
+        ..plain
+    }));
+    let mut request = tokens(3);
+    let exact = v1::DecodingPreset::Exact;
+    request.diffusion_mut().set_preset(exact);
+    let work = prepared(request, &causal);
+    assert!(work.causal_before);
+    assert_eq!((work.policy.name(), work.block_length), ("causal", 32));
+}
+
+#[test]
+fn a_causal_model_knows_no_preset() {
+    let causal = with_mask(None);
     let with = |dial: v1::DecodingPreset| {
         let mut request = tokens(2);
         request.diffusion_mut().set_preset(dial);
