@@ -308,6 +308,7 @@ impl Generation {
             is_exact: self.started.is_exact && !self.saw_lossy,
             waited_ms: ms(report.cost.waited),
             streamed_bytes: report.cost.streamed_bytes,
+            experts: plan::expert_counts(&report.cost.experts),
             batch_requests: report.cost.batch_requests as u32,
             phases: report.cost.phases.map(phases),
             level: self.level_in_force().into(),

@@ -32,6 +32,9 @@ pub fn lines(plan: &Plan) -> Vec<String> {
         );
     }
     fact("streamed", streamed(plan));
+    if let Some(experts) = experts(plan) {
+        fact("experts", experts);
+    }
     if let Some(time) = &plan.switch_estimate {
         fact("switch", switch_estimate(time));
     }
@@ -165,12 +168,8 @@ pub fn switch_estimate(time: &SwitchEstimate) -> String {
 }
 
 fn streamed(plan: &Plan) -> String {
-    let Some(StagingBuffers {
-        count,
-        bytes_each: bytes,
-        ..
-    }) = plan.staging_buffers.filter(|slots| slots.count > 0)
-    else {
+    let has_any = |slots: &StagingBuffers| slots.count > 0 || slots.expert_slots > 0;
+    let Some(slots) = plan.staging_buffers.filter(has_any) else {
         return "nothing".to_owned();
     };
     let kept = match plan.pinned_host_bytes {
@@ -178,10 +177,40 @@ fn streamed(plan: &Plan) -> String {
         bytes => format!(", from {} of pinned memory", units::bytes(bytes)),
     };
     format!(
-        "{} per pass, through {count} staging buffers of {}{kept}",
+        "{} per pass, through {}{kept}",
         units::bytes(plan.streamed_bytes_per_pass),
-        units::bytes(bytes)
+        staging_buffers(&slots)
     )
+}
+
+/// Buffers that streamed weights pass through: `3 staging buffers of 120 MiB`.
+#[must_use]
+pub fn staging_buffers(slots: &StagingBuffers) -> String {
+    let mut parts = Vec::new();
+    if slots.count > 0 {
+        let bytes = units::bytes(slots.bytes_each);
+        parts.push(format!("{} staging buffers of {bytes}", slots.count));
+    }
+    if slots.expert_slots > 0 {
+        let bytes = units::bytes(slots.expert_slot_bytes);
+        let slots = units::count(slots.expert_slots.into());
+        parts.push(format!("a cache of {slots} experts of {bytes}"));
+    }
+    parts.join(" and ")
+}
+
+/// What a pass is expected to touch of a mixture's experts and to read; `None` without a mixture.
+#[must_use]
+pub fn experts(plan: &Plan) -> Option<String> {
+    let experts = plan.experts.as_ref()?;
+    let source = match experts.is_measured {
+        true => "measured",
+        false => "by figures published for LLaDA2.0-mini",
+    };
+    Some(format!(
+        "a pass touches {:.1} of a layer's {} experts and reads {:.1} ({source})",
+        experts.touched, experts.count, experts.read
+    ))
 }
 
 /// Layers that are alike stand together, with what one of them takes.
@@ -201,7 +230,10 @@ fn layers(layers: &[LayerPlan]) -> Vec<String> {
             rows.push([
                 // Layers that are alike are named in their first row alone.
                 std::mem::take(&mut name),
-                group.kind().to_string(),
+                match group.count {
+                    Some(count) => format!("{count} {}s", group.kind()),
+                    None => group.kind().to_string(),
+                },
                 format(&group),
                 placement(&group),
                 units::bytes(group.bytes),
@@ -308,6 +340,7 @@ mod tests {
             bytes,
             is_streamed: tier != Tier::Device && kind != WeightGroupKind::Embedding,
             weights: 0,
+            ..Default::default()
         }
     }
 
@@ -342,6 +375,7 @@ mod tests {
                 count: 3,
                 bytes_each: 2048,
                 decompress_bytes: 0,
+                ..Default::default()
             }),
             memory: vec![PlannedMemory {
                 kind: MemoryKind::Weights.into(),

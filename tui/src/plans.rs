@@ -1,6 +1,6 @@
 //! The figures of a plan in words, as commands and dashboard show them.
 
-use sluice_proto::v1::{KvCacheFormat, Plan, Snapshot, StagingBuffers, Tier};
+use sluice_proto::v1::{ExpertCounts, KvCacheFormat, Plan, Snapshot, Tier};
 use sluice_shared::units;
 
 /// The predicted time of a pass: `1.8 s`, or `unknown`.
@@ -63,12 +63,14 @@ pub fn switching(snapshot: &Snapshot) -> Option<String> {
     Some(words)
 }
 
-/// Buffers that streamed weights pass through: `3 staging buffers of 120 MiB`.
+/// Where the experts were that passes touched: `80 % cached, 15 % read ahead, 5 % waited for`.
 #[must_use]
-pub fn staging_buffers(slots: &StagingBuffers) -> String {
+pub fn expert_hits(counts: &ExpertCounts) -> String {
+    let share = |part: u64| 100.0 * part as f64 / counts.touched.max(1) as f64;
     format!(
-        "{} staging buffers of {}",
-        slots.count,
-        units::bytes(slots.bytes_each)
+        "{:.0} % cached, {:.0} % read ahead, {:.0} % waited for",
+        share(counts.hits),
+        share(counts.fetched_ahead),
+        share(counts.missed)
     )
 }

@@ -12,7 +12,10 @@ use sluice_ops::PhaseTimes;
 use sluice_shared::level::Level;
 
 use crate::{
-    error::EngineError, posterior::Posterior, residency::StreamStats, saved_state::SavedState,
+    error::EngineError,
+    posterior::Posterior,
+    residency::{ExpertStats, StreamStats},
+    saved_state::SavedState,
 };
 
 /// Takes a request's events, on the engine's thread; must not block.
@@ -200,6 +203,8 @@ pub struct PassCost {
     pub phases: Option<PassPhases>,
     /// Bytes of weights that were streamed for it.
     pub streamed_bytes: u64,
+    /// What it touched of a mixture's experts, where not all of them are on the device.
+    pub experts: ExpertStats,
     /// Device memory held after it, in bytes.
     pub device_bytes: u64,
     /// The state of the weights.

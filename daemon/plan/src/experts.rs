@@ -66,6 +66,19 @@ impl ExpertProfile {
     }
 }
 
+/// What a usual pass is expected to touch of each layer's experts.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ExpertFigures {
+    /// Experts of a layer.
+    pub count: usize,
+    /// Those that the pass's rows go through.
+    pub touched: f64,
+    /// Of these, the ones that it has to read.
+    pub read: f64,
+    /// Whether passes over the model have told.
+    pub is_measured: bool,
+}
+
 /// What a plan knows of its model's experts.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PlannedExperts {

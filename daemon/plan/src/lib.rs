@@ -29,7 +29,7 @@ use sluice_weights::{
 pub use self::{
     corrections::TimeCorrections,
     decompressed::MLP_ROWS,
-    experts::{ExpertProfile, PlannedExperts},
+    experts::{ExpertFigures, ExpertProfile, PlannedExperts},
     kv_cache::{compute_format, resolve_canvas_kv_cache_format, resolve_kv_cache_format},
     pass_time::PassTime,
     switch_estimate::{ConversionSource, SwitchEstimate, estimate_switch},
@@ -592,6 +592,27 @@ impl Plan {
             experts.read_share(experts.rows, self.cached_experts())
         });
         bytes(others) + (bytes(experts) as f64 * read_share) as u64
+    }
+
+    /// What a usual pass is expected to touch of each layer's experts; `None` without a mixture.
+    #[must_use]
+    pub fn expert_figures(&self) -> Option<ExpertFigures> {
+        let experts = self.experts?;
+        let PlannedExperts {
+            shape,
+            profile,
+            rows,
+        } = experts;
+        let is_streamed = self.staging.expert_slots > 0;
+        Some(ExpertFigures {
+            count: shape.count,
+            touched: profile.touched(&shape, rows),
+            read: match is_streamed {
+                true => experts.read_share(rows, self.cached_experts()) * shape.count as f64,
+                false => 0.0,
+            },
+            is_measured: profile.is_measured,
+        })
     }
 
     /// The weight groups that pass through the staging buffers or the expert cache, in the order of a pass.

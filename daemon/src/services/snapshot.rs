@@ -119,7 +119,7 @@ fn weights(shown: Option<&ServingModel>) -> v1::Snapshot {
         switch_target: in_force.switch.and_then(|_| shown.switch_target.get()),
         weights_version: Some(in_force.weights_version),
         passes: Some(translate::plan::pass_statistics(&in_force.passes)),
-        layers: translate::plan::layer_statuses(&in_force.groups),
+        layers: translate::plan::layer_statuses(&in_force.groups, &in_force.expert_visits),
         ..Default::default()
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sluice_engine::{
     Engine, EngineError,
-    residency::WeightGroupState,
+    residency::{ExpertStats, WeightGroupState},
     runtime::{PassTotals, SwitchProgress, default_canvas},
 };
 use sluice_machine::BUSY_SHARE;
@@ -26,7 +26,16 @@ pub fn plan(plan: &Plan, model: &str) -> v1::Plan {
         )
         .map(|(name, units)| v1::LayerPlan {
             name,
-            groups: units,
+            groups: merged(units, |sum, next| {
+                let one = |group: &v1::WeightGroupPlan| (group.kind, group.tier, group.format);
+                if one(sum) != one(next) {
+                    return false;
+                }
+                sum.bytes += next.bytes;
+                sum.weights += next.weights;
+                *sum.count.get_or_insert(1) += 1;
+                true
+            }),
         })
         .collect(),
         ..summary(plan, model)
@@ -60,6 +69,14 @@ pub fn summary(plan: &Plan, model: &str) -> v1::Plan {
             count: plan.staging.count as u32,
             bytes_each: plan.staging.bytes_each,
             decompress_bytes: plan.staging.decompress_bytes,
+            expert_slots: plan.staging.expert_slots as u32,
+            expert_slot_bytes: plan.staging.expert_slot_bytes,
+        }),
+        experts: plan.expert_figures().map(|figures| v1::PlannedExperts {
+            count: figures.count as u32,
+            touched: figures.touched,
+            read: figures.read,
+            is_measured: figures.is_measured,
         }),
         memory: memory
             .filter(|(kind, bytes)| super::gpu::is_known(*kind, *bytes))
@@ -127,22 +144,62 @@ pub fn is_lossless(plan: &Plan) -> bool {
         .all(is_own)
 }
 
-/// The weights as they stand.
+/// The weights as they stand, and what the last pass touched of each layer's experts.
 #[must_use]
-pub fn layer_statuses(units: &[WeightGroupState]) -> Vec<v1::LayerStatus> {
+pub fn layer_statuses(
+    units: &[WeightGroupState],
+    experts: &[(usize, ExpertStats)],
+) -> Vec<v1::LayerStatus> {
     let group = |group: &WeightGroupState| v1::WeightGroupStatus {
         kind: format::weight_group_kind(group.group).into(),
         tier: format::tier(group.tier).into(),
         format: Some(format::weight_format(group.storage.weight_format())),
         bytes: group.bytes,
         is_in_flight: group.in_flight,
+        count: None,
     };
     layers(units.iter().map(|state| (state.group, group(state))))
-        .map(|(name, units)| v1::LayerStatus {
-            name,
-            groups: units,
+        .map(|(name, units)| {
+            let visit = experts.iter().find(|(layer, _)| layer.to_string() == name);
+            v1::LayerStatus {
+                experts: visit.and_then(|(_, visit)| expert_counts(visit)),
+                name,
+                groups: merged(units, |sum, next| {
+                    let one = |group: &v1::WeightGroupStatus| {
+                        (group.kind, group.tier, group.format, group.is_in_flight)
+                    };
+                    if one(sum) != one(next) {
+                        return false;
+                    }
+                    sum.bytes += next.bytes;
+                    *sum.count.get_or_insert(1) += 1;
+                    true
+                }),
+            }
         })
         .collect()
+}
+
+/// A layer's groups, with those added up that are alike: of a mixture, hundreds of experts are.
+fn merged<T>(groups: Vec<T>, add: impl Fn(&mut T, &T) -> bool) -> Vec<T> {
+    let mut merged: Vec<T> = Vec::new();
+    for group in groups {
+        if !merged.iter_mut().any(|sum| add(sum, &group)) {
+            merged.push(group);
+        }
+    }
+    merged
+}
+
+/// What passes touched of a mixture's experts; `None` where nothing was counted.
+#[must_use]
+pub fn expert_counts(stats: &ExpertStats) -> Option<v1::ExpertCounts> {
+    (stats.touched > 0).then_some(v1::ExpertCounts {
+        touched: stats.touched,
+        hits: stats.hits,
+        fetched_ahead: stats.fetched_ahead,
+        missed: stats.missed,
+    })
 }
 
 /// What passes took; nothing is known of them before the first.
@@ -158,6 +215,7 @@ pub fn pass_statistics(measured: &PassTotals) -> v1::PassStatistics {
         waited_ms: ms(measured.waited),
         streamed_bytes: measured.streamed_bytes,
         peak_bytes: has_run.then_some(measured.peak_bytes),
+        experts: expert_counts(&measured.experts),
     }
 }
 
@@ -196,6 +254,7 @@ fn weight_group_plan(group: &WeightGroupPlan) -> v1::WeightGroupPlan {
         bytes: group.bytes(),
         is_streamed: group.is_streamed(),
         weights: group.tensors.iter().map(TensorPlan::elements).sum(),
+        count: None,
     }
 }
 
@@ -382,6 +441,23 @@ mod tests {
         assert!(wire.is_lossless && wire.is_loadable);
         assert_eq!((wire.pass_ms, wire.notes.len()), (None, 0));
         assert_eq!(wire.staging_buffers.unwrap().count, 3);
+    }
+
+    #[test]
+    fn experts_alike_are_one_entry_and_their_cache_is_told() {
+        let wire = planned("llada2-mini", Level::Standard, 8 << 30, u64::MAX);
+        let experts = wire.layers[3].groups.iter();
+        let experts = experts.filter(|group| group.kind() == v1::WeightGroupKind::Expert);
+        let experts: Vec<_> = experts.collect();
+        assert_eq!(experts.len(), 1);
+        assert_eq!(experts[0].count, Some(256));
+        assert_eq!(experts[0].bytes, 256 * 3 * 512 * 2048 * 2);
+        let slots = wire.staging_buffers.unwrap();
+        assert!(slots.expert_slots > 500 && slots.count == 0);
+        let figures = wire.experts.unwrap();
+        assert_eq!((figures.count, figures.is_measured), (256, false));
+        assert!((65.0..75.0).contains(&figures.touched) && figures.read < figures.touched);
+        assert!(wire.peak_bytes <= wire.budget_bytes);
     }
 
     #[test]

@@ -369,8 +369,10 @@ fn weight_groups(layer: u64, passes: u32) -> LayerStatus {
                 format: Some(Dtype::Bf16.into()),
                 bytes: 32 << 20,
                 is_in_flight: u64::from(passes) % LAYERS == layer,
+                ..WeightGroupStatus::default()
             })
             .into(),
+        ..LayerStatus::default()
     }
 }
 

@@ -5,6 +5,7 @@ use sluice_proto::v1::{
     SettingsStatus, Snapshot,
 };
 use sluice_report::plan::memory_label;
+use sluice_report::plan::{experts, staging_buffers};
 use sluice_shared::units;
 
 use super::models::describe;
@@ -293,8 +294,11 @@ fn streamed(plan: &Plan, measured: &PassStatistics) -> String {
     } else {
         words += &format!(", {NOT_MEASURED}");
     }
-    if let Some(slots) = &plan.staging_buffers {
-        words += &format!("; {}", plans::staging_buffers(slots));
+    let slots = plan.staging_buffers.as_ref().map(staging_buffers);
+    let hits = measured.experts.as_ref().map(plans::expert_hits);
+    let hits = hits.map(|hits| format!("of touched experts {hits}"));
+    for part in slots.into_iter().chain(experts(plan)).chain(hits) {
+        words += &format!("; {part}");
     }
     words
 }
@@ -333,6 +337,7 @@ mod tests {
             waited_ms: 48.0,
             streamed_bytes: 8 << 30,
             peak_bytes: Some(3 << 30),
+            ..Default::default()
         }
     }
 
@@ -351,6 +356,7 @@ mod tests {
                     count: 3,
                     bytes_each: 120 << 20,
                     decompress_bytes: 0,
+                    ..Default::default()
                 }),
                 ..Default::default()
             }),

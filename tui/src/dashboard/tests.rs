@@ -172,6 +172,7 @@ fn layers() -> Vec<LayerStatus> {
         format: Some(format),
         bytes: 24 << 20,
         is_in_flight,
+        ..Default::default()
     };
     let bf16 = WeightFormat::from(Dtype::Bf16);
     let huffman = WeightFormat {
@@ -181,6 +182,7 @@ fn layers() -> Vec<LayerStatus> {
     let mut layers = vec![LayerStatus {
         name: "embedding".into(),
         groups: vec![group(Embedding, Tier::Host, bf16, false)],
+        ..Default::default()
     }];
     for (layer, tier, format) in [
         (0, Tier::Device, bf16),
@@ -196,11 +198,13 @@ fn layers() -> Vec<LayerStatus> {
             groups: parts
                 .map(|kind| group(kind, tier, format, layer == 3 && kind == Down))
                 .into(),
+            ..Default::default()
         });
     }
     layers.push(LayerStatus {
         name: "lm_head".into(),
         groups: vec![group(LmHead, Tier::Device, bf16, false)],
+        ..Default::default()
     });
     layers
 }

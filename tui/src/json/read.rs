@@ -423,6 +423,7 @@ mod tests {
                 level: Level::Moderate.into(),
                 batch_requests: 2,
                 phases: Some(phases),
+                ..Default::default()
             }),
             Event::BlockDone(GenerationBlock {
                 request_id: 9,

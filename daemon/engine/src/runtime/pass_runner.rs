@@ -11,6 +11,7 @@ use std::{
 use sluice_ops::{Ops, OpsError, ledger::PeakMark};
 use sluice_plan::{Plan, PlanError, Workload, corrections::PassKind};
 use sluice_shared::{options::ResolvedPlanSettings, units};
+use sluice_weights::LayerKind;
 
 use self::memory_pressure::{as_refusal, mlp_rows_from};
 use super::{
@@ -22,7 +23,7 @@ use crate::{
     event::{PassCost, PassPhases, WeightsState},
     heartbeat::Activity,
     model::network::Interrupt,
-    residency::StreamStats,
+    residency::{ExpertStats, StreamStats},
 };
 
 /// Least rows that go through an MLP together when memory is short.
@@ -309,6 +310,7 @@ impl<'a> PassRunner<'a> {
                         phases: times
                             .map(|times| PassPhases::of(times, time, waited, stream.copied)),
                         streamed_bytes: stream.bytes,
+                        experts: stream.experts,
                         device_bytes: self.worker.ops.ledger().used_bytes(),
                         weights,
                     };
@@ -336,6 +338,20 @@ impl<'a> PassRunner<'a> {
         let is_usual = !shape.causal || rows == self.workload.batch_requests;
         if current.switch.is_some() || measured.passes < 2 || !is_usual || !self.learns {
             return;
+        }
+        let ExpertStats {
+            visits,
+            touched,
+            touched_again,
+            ..
+        } = stream.experts;
+        if let LayerKind::Mixture(experts) = &shape.layer_kind
+            && visits > 0
+        {
+            let touched_each = touched as f64 / visits as f64;
+            let turnover = 1.0 - touched_again as f64 / touched as f64;
+            let learned = &planner.machine.corrections;
+            learned.see_experts(shape, experts, rows, touched_each, turnover);
         }
         let workload = self.workload.with_rows(rows);
         // Compared with the rates alone: with the corrections applied, they would correct themselves.
@@ -371,6 +387,7 @@ impl<'a> PassRunner<'a> {
         measured.last_rows = rows;
         measured.waited = stream.waited;
         measured.streamed_bytes = stream.bytes;
+        measured.experts = stream.experts;
         measured.peak_bytes = self.worker.shared.ledger.peak_since(PeakMark::Plan);
         self.worker.tell_state();
     }

@@ -11,7 +11,10 @@ use sluice_plan::{Plan, Workload};
 use sluice_shared::level::Level;
 
 use super::{LoadedModel, PlanOptions, PlanSettings, planner::Planner};
-use crate::{error::EngineError, residency::WeightGroupState};
+use crate::{
+    error::EngineError,
+    residency::{ExpertStats, WeightGroupState},
+};
 
 /// The published state; only the engine's thread writes it.
 pub(super) struct EngineState {
@@ -70,6 +73,8 @@ pub struct PlanInForce {
     pub weights_version: u64,
     /// The state of every weight group.
     pub groups: Vec<WeightGroupState>,
+    /// What the last pass touched of each layer's experts, by the number of the layer; empty where all are on the device.
+    pub expert_visits: Vec<(usize, ExpertStats)>,
     /// Passes since the plan was put in force.
     pub passes: PassTotals,
 }
@@ -100,6 +105,8 @@ pub struct PassTotals {
     pub streamed_bytes: u64,
     /// Peak bytes of device memory.
     pub peak_bytes: u64,
+    /// What they touched of a mixture's experts, where not all of them are on the device.
+    pub experts: ExpertStats,
 }
 
 impl EngineState {

@@ -101,6 +101,7 @@ impl Worker {
             switch: current.switch.as_ref().map(|switch| switch.state()),
             weights_version: current.weights.weights_version(),
             groups: current.weights.groups(),
+            expert_visits: current.weights.expert_visits(),
             passes: self.totals,
         });
     }

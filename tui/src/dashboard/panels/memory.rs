@@ -4,7 +4,7 @@ use ratatui::text::{Line, Span};
 use sluice_proto::v1::{
     DeviceStatus, GpuUnavailable, HostStatus, MemoryKind, MemoryUse, Plan, Snapshot, Tier,
 };
-use sluice_report::plan::memory_label;
+use sluice_report::plan::{memory_label, staging_buffers};
 use sluice_shared::units;
 
 use super::{super::state::DashboardState, bar, level::level_lines, ratio};
@@ -425,9 +425,9 @@ pub(in super::super) fn weights(state: &DashboardState, columns: usize) -> Vec<L
         if let Some(slots) = plan
             .staging_buffers
             .as_ref()
-            .filter(|slots| slots.count > 0)
+            .filter(|slots| slots.count > 0 || slots.expert_slots > 0)
         {
-            lines.push(said("through", &plans::staging_buffers(slots), columns));
+            lines.push(said("through", &staging_buffers(slots), columns));
         }
         if let Some(kv) = plans::kv_cache_format(plan) {
             lines.push(said("kv", &format!("cache in {kv}"), columns));
@@ -438,6 +438,9 @@ pub(in super::super) fn weights(state: &DashboardState, columns: usize) -> Vec<L
         let passes = units::count(measured.count);
         let words = format!("{waited} a pass, over {passes} passes");
         lines.push(said("waited", &words, columns));
+        if let Some(counts) = &measured.experts {
+            lines.push(said("experts", &plans::expert_hits(counts), columns));
+        }
     }
     lines
 }

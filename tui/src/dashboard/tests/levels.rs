@@ -27,6 +27,7 @@ fn full_plan(level: Level, budget_bytes: u64) -> Plan {
             count: 2,
             bytes_each: peak_bytes / 8,
             decompress_bytes: 0,
+            ..Default::default()
         }),
         memory: vec![
             kind(MemoryKind::Weights, peak_bytes / 2),

@@ -6,6 +6,7 @@ use ratatui::{
 };
 use sluice_proto::v1::Plan;
 use sluice_report::plan::switch_estimate;
+use sluice_report::plan::{experts, staging_buffers};
 use sluice_shared::{level::Level, units};
 
 use super::super::{
@@ -181,15 +182,18 @@ fn facts(plan: &Plan) -> Vec<String> {
     let slots = plan
         .staging_buffers
         .as_ref()
-        .filter(|slots| slots.count > 0);
+        .filter(|slots| slots.count > 0 || slots.expert_slots > 0);
     if let Some(slots) = slots.filter(|_| plan.streamed_bytes_per_pass > 0) {
-        streamed += &format!(" through {}", plans::staging_buffers(slots));
+        streamed += &format!(" through {}", staging_buffers(slots));
     }
     if plan.pinned_host_bytes > 0 {
         streamed += &format!(
             ", from {} of pinned memory",
             units::bytes(plan.pinned_host_bytes)
         );
+    }
+    if let Some(experts) = experts(plan) {
+        streamed += &format!("; {experts}");
     }
     streamed += &match plan.resident_bytes {
         0 => "; how much of the weights stays on the device is unknown".to_owned(),
