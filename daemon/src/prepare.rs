@@ -208,7 +208,7 @@ pub fn generation(
         steps,
         canvas,
         reserved: info.mask.and_then(|mask| mask.reserved),
-        causal_before: blocks.is_some_and(|blocks| blocks.causal_before),
+        causal_attention_before: blocks.is_some_and(|blocks| blocks.causal_attention_before),
         temperature: sampler.temperature,
         guidance: diffusion.guidance,
         remasking: diffusion.remasking.unwrap_or_default(),

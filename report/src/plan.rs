@@ -168,7 +168,7 @@ pub fn switch_estimate(time: &SwitchEstimate) -> String {
 }
 
 fn streamed(plan: &Plan) -> String {
-    let has_any = |slots: &StagingBuffers| slots.count > 0 || slots.expert_slots > 0;
+    let has_any = |slots: &StagingBuffers| slots.count > 0 || slots.expert_buffers > 0;
     let Some(slots) = plan.staging_buffers.filter(has_any) else {
         return "nothing".to_owned();
     };
@@ -191,9 +191,9 @@ pub fn staging_buffers(slots: &StagingBuffers) -> String {
         let bytes = units::bytes(slots.bytes_each);
         parts.push(format!("{} staging buffers of {bytes}", slots.count));
     }
-    if slots.expert_slots > 0 {
-        let bytes = units::bytes(slots.expert_slot_bytes);
-        let slots = units::count(slots.expert_slots.into());
+    if slots.expert_buffers > 0 {
+        let bytes = units::bytes(slots.expert_buffer_bytes);
+        let slots = units::count(slots.expert_buffers.into());
         parts.push(format!("a cache of {slots} experts of {bytes}"));
     }
     parts.join(" and ")

@@ -129,7 +129,7 @@ pub const POLICIES: &[PolicyInfo] = &[
         takes_back: false,
     },
     PolicyInfo {
-        name: "causal",
+        name: "autoregressive",
         summary: "from left to right, each token by what stands before it (Nemotron)",
         parameters: &[],
         exact: true,
@@ -138,7 +138,7 @@ pub const POLICIES: &[PolicyInfo] = &[
     PolicyInfo {
         // SGLang drafts 32 positions, mlx-vlm 8 to 32.
         name: "verify",
-        summary: "causal's tokens, several a pass: drafts that a causal pass confirms",
+        summary: "autoregressive's tokens, several a pass, drafted and confirmed",
         parameters: &[
             ParameterInfo {
                 name: "window",
@@ -647,7 +647,7 @@ mod tests {
         let error = |text: &str| text.parse::<PolicyChoice>().unwrap_err().to_string();
         assert_eq!(
             error("fast"),
-            "unknown policy 'fast'; known are reference, dynamic, sequential, edit, deadline, causal, verify, threshold, factor, dream, rnd1, margin, decay, hierarchical, local, \
+            "unknown policy 'fast'; known are reference, dynamic, sequential, edit, deadline, autoregressive, verify, threshold, factor, dream, rnd1, margin, decay, hierarchical, local, \
              entropy, klass, credit, revoke"
         );
         assert_eq!(error("factor:t=1"), "policy 'factor' has no parameter 't'");

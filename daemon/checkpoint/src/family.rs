@@ -110,7 +110,7 @@ impl Family {
         Some(BlockDiffusion {
             length,
             filled_together,
-            causal_before: self == Self::Nemotron,
+            causal_attention_before: self == Self::Nemotron,
         })
     }
 
@@ -216,7 +216,7 @@ pub struct BlockDiffusion {
     pub filled_together: usize,
     /// Whether what stands before the open block is read causally, each position seeing only those before it. The first
     /// block then begins behind the prompt, wherever that ends, and the last row before a block predicts its first token.
-    pub causal_before: bool,
+    pub causal_attention_before: bool,
 }
 
 impl MaskToken {

@@ -209,8 +209,8 @@ impl Generate {
             };
             return refused("diffusion.kv_cache", problem.to_owned());
         }
-        let causal_before = blocks.is_some_and(|blocks| blocks.causal_before);
-        if self.causal_before != causal_before {
+        let causal_attention_before = blocks.is_some_and(|blocks| blocks.causal_attention_before);
+        if self.causal_attention_before != causal_attention_before {
             let problem = "whether text before the open block is read causally is the model's";
             return refused("model", problem.to_owned());
         }
@@ -278,7 +278,7 @@ impl Generate {
             );
             return refused("diffusion.policy", problem);
         }
-        if policy.needs().edits.is_some() && (blocks.is_none() || causal_before) {
+        if policy.needs().edits.is_some() && (blocks.is_none() || causal_attention_before) {
             let problem = format!(
                 "policy '{}' replaces written tokens, for which only block diffusion models are trained",
                 self.policy.name()
@@ -286,7 +286,7 @@ impl Generate {
             return refused("diffusion.policy", problem);
         }
         if policy.needs().draft.is_some() {
-            self.check_draft(causal_before)?;
+            self.check_draft(causal_attention_before)?;
         }
         if policy.needs().divergence && self.block_length > FIDELITY_ROWS_MAX {
             let problem = format!(
@@ -318,13 +318,13 @@ impl Generate {
     }
 
     /// Checks a request for tokens that causal passes predict.
-    fn check_draft(&self, causal_before: bool) -> Result<(), RequestError> {
+    fn check_draft(&self, causal_attention_before: bool) -> Result<(), RequestError> {
         let name = self.policy.name();
         let refused = |what, problem: &str| {
             let problem = format!("policy '{name}' {problem}");
             Err(RequestError::Sampling { what, problem })
         };
-        if !causal_before {
+        if !causal_attention_before {
             let problem = "asks for the next token of a text, for which this model is not trained";
             return refused("diffusion.policy", problem);
         }

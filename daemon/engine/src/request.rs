@@ -44,7 +44,7 @@ pub struct Generate {
     pub reserved: Option<u32>,
     /// Whether a block diffusion model reads what stands before the open block causally. Its blocks then begin behind the
     /// prompt, wherever that ends.
-    pub causal_before: bool,
+    pub causal_attention_before: bool,
     /// Positions decoded together, between 1 and the canvas's length.
     pub block_length: usize,
     /// Passes of the reference schedule over all blocks, at least 1. Any number: a remainder
@@ -112,7 +112,7 @@ impl Generate {
             prompt,
             canvas: vec![CanvasSlot::Masked; length],
             reserved: None,
-            causal_before: false,
+            causal_attention_before: false,
             block_length: length,
             steps: length,
             temperature: 0.0,
@@ -328,7 +328,7 @@ impl Generate {
     pub fn padded_length(&self) -> usize {
         let length = self.prompt.len() + self.canvas.len() + usize::from(self.reserved.is_some());
         match self.diffusion_block() {
-            Some(block) if !self.causal_before => length.next_multiple_of(block.max(1)),
+            Some(block) if !self.causal_attention_before => length.next_multiple_of(block.max(1)),
             _ => length,
         }
     }
@@ -338,7 +338,11 @@ impl Generate {
     #[must_use]
     pub fn kept_block(&self) -> Option<usize> {
         let block = self.diffusion_block()?;
-        Some(if self.causal_before { 1 } else { block })
+        Some(if self.causal_attention_before {
+            1
+        } else {
+            block
+        })
     }
 
     /// The text may end from this position on. Before it an end token ends nothing: what the

@@ -7,6 +7,7 @@ mod experts;
 mod link;
 mod pace;
 mod reader;
+mod stats;
 mod stream;
 
 use std::{
@@ -31,12 +32,15 @@ use sluice_weights::{
 };
 
 pub(crate) use self::change::GroupPreparation;
-pub use self::{experts::ExpertStats, reader::WeightReader, stream::StreamStats};
 use self::{
     experts::{ExpertCache, ExpertInUse},
     link::GpuLink,
     reader::LoadedGroup,
     stream::{StagedGroup, StreamRemains, WeightStream},
+};
+pub use self::{
+    reader::WeightReader,
+    stats::{ExpertStats, StreamStats},
 };
 use crate::error::EngineError;
 

@@ -258,10 +258,10 @@ pub struct StagingBuffers {
     pub bytes_each: u64,
     /// Bytes of GPU memory into which weights are decompressed, some rows at a time, streamed or not.
     pub decompress_bytes: u64,
-    /// Slots of the expert cache: each keeps one expert of a mixture, whichever passes touch most.
-    pub expert_slots: usize,
-    /// Bytes of each slot.
-    pub expert_slot_bytes: u64,
+    /// Buffers of the expert cache: each keeps one expert of a mixture, whichever passes touch most.
+    pub expert_buffers: usize,
+    /// Bytes of each of them.
+    pub expert_buffer_bytes: u64,
 }
 
 impl StagingBuffers {
@@ -270,7 +270,7 @@ impl StagingBuffers {
     pub fn total_bytes(&self) -> u64 {
         self.count as u64 * self.bytes_each
             + self.decompress_bytes
-            + self.expert_slots as u64 * self.expert_slot_bytes
+            + self.expert_buffers as u64 * self.expert_buffer_bytes
     }
 
     /// Buffers for a model between the plan of these and that of `new`, while these groups are where they are.
@@ -288,12 +288,12 @@ impl StagingBuffers {
             // Groups have the forms of either plan until all have changed.
             decompress_bytes: self.decompress_bytes.max(new.decompress_bytes),
             // The new plan's number, where it has any: there is room for these in the end.
-            expert_slots: match (slot, new.expert_slots) {
+            expert_buffers: match (slot, new.expert_buffers) {
                 (None, _) => 0,
-                (Some(_), 0) => self.expert_slots,
+                (Some(_), 0) => self.expert_buffers,
                 (Some(_), slots) => slots,
             },
-            expert_slot_bytes: slot.unwrap_or(0),
+            expert_buffer_bytes: slot.unwrap_or(0),
         }
     }
 }
@@ -548,7 +548,7 @@ impl Plan {
     /// The share of the streamed experts that the expert cache has a slot for.
     fn cached_experts(&self) -> f64 {
         let streamed = self.streamed().filter(|group| group.group.is_expert());
-        self.staging.expert_slots as f64 / streamed.count().max(1) as f64
+        self.staging.expert_buffers as f64 / streamed.count().max(1) as f64
     }
 
     /// Most bytes of the device's memory that are held at once.
@@ -603,7 +603,7 @@ impl Plan {
             profile,
             rows,
         } = experts;
-        let is_streamed = self.staging.expert_slots > 0;
+        let is_streamed = self.staging.expert_buffers > 0;
         Some(ExpertFigures {
             count: shape.count,
             touched: profile.touched(&shape, rows),

@@ -40,8 +40,8 @@ pub(super) fn streamed(
     if slots_min > 0 {
         let room = (budget + freed(groups, &set)).saturating_sub(needed + staging.total_bytes());
         let slots = usize::try_from(room / slot_bytes).unwrap_or(usize::MAX);
-        staging.expert_slots = slots.clamp(slots_min, experts.len());
-        staging.expert_slot_bytes = slot_bytes;
+        staging.expert_buffers = slots.clamp(slots_min, experts.len());
+        staging.expert_buffer_bytes = slot_bytes;
         set.extend(experts);
         set.sort_unstable();
     }

@@ -159,7 +159,7 @@ impl<'a> TransitionState<'a> {
         let resident_before = std::mem::replace(&mut self.resident_bytes, resident_bytes);
         let slots_before = std::mem::replace(&mut self.staging, slots);
         let is_streamable = |group: &WeightGroupPlan| match group.group.is_expert() {
-            true => slots.expert_slots > 0,
+            true => slots.expert_buffers > 0,
             false => slots.count > 0,
         };
         // Where neither plan has staging buffers, nothing can be streamed on the way.

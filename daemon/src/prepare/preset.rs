@@ -29,7 +29,7 @@ pub(super) fn apply_preset(
     });
     let writes_on = !has_steps && writes_on(work);
     let with_blocks = |bundle: &ResolvedPreset| match blocks {
-        Some(blocks) => of_blocks(bundle, blocks.causal_before && writes_on),
+        Some(blocks) => of_blocks(bundle, blocks.causal_attention_before && writes_on),
         None => *bundle,
     };
     let bundle = preset.resolve(|bundle| {
@@ -47,7 +47,7 @@ pub(super) fn apply_preset(
 fn of_blocks(bundle: &ResolvedPreset, causally: bool) -> ResolvedPreset {
     let name = match bundle.decoding.speculation {
         Speculation::Draft { .. } => "verify",
-        Speculation::None | Speculation::Explore { .. } => "causal",
+        Speculation::None | Speculation::Explore { .. } => "autoregressive",
     };
     let next_token = PolicyChoice::new(name, []).ok();
     let is_schedule = bundle.policy == PolicyChoice::default();
@@ -204,7 +204,7 @@ mod tests {
             let blocks = BlockDiffusion {
                 length: 32,
                 filled_together: 32,
-                causal_before: true,
+                causal_attention_before: true,
             };
             let exact = Preset::Exact;
             apply_preset(&mut work, asked, has_steps, exact, Some(blocks), |_| waits);
@@ -213,7 +213,7 @@ mod tests {
         };
         let policy = |asked: &_, has_steps, prompt| resolved(asked, has_steps, prompt, false);
         let nothing = DecodingChoice::default();
-        assert_eq!(policy(&nothing, false, vec![1]), "causal");
+        assert_eq!(policy(&nothing, false, vec![1]), "autoregressive");
         // Where rows cost nothing.
         assert_eq!(resolved(&nothing, false, vec![1], true), "verify");
         // With a schedule blocks are filled, and without a text there is no next token.

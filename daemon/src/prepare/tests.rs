@@ -289,7 +289,7 @@ fn what_a_model_was_trained_with_goes_into_its_requests() {
         blocks: Some(BlockDiffusion {
             length: 32,
             filled_together: 32,
-            causal_before: true,
+            causal_attention_before: true,
         }),
         ..plain
     }));
@@ -297,8 +297,11 @@ fn what_a_model_was_trained_with_goes_into_its_requests() {
     let exact = v1::DecodingPreset::Exact;
     request.diffusion_mut().set_preset(exact);
     let work = prepared(request, &causal);
-    assert!(work.causal_before);
-    assert_eq!((work.policy.name(), work.block_length), ("causal", 32));
+    assert!(work.causal_attention_before);
+    assert_eq!(
+        (work.policy.name(), work.block_length),
+        ("autoregressive", 32)
+    );
 }
 
 #[test]

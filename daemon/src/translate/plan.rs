@@ -69,8 +69,8 @@ pub fn summary(plan: &Plan, model: &str) -> v1::Plan {
             count: plan.staging.count as u32,
             bytes_each: plan.staging.bytes_each,
             decompress_bytes: plan.staging.decompress_bytes,
-            expert_slots: plan.staging.expert_slots as u32,
-            expert_slot_bytes: plan.staging.expert_slot_bytes,
+            expert_buffers: plan.staging.expert_buffers as u32,
+            expert_buffer_bytes: plan.staging.expert_buffer_bytes,
         }),
         experts: plan.expert_figures().map(|figures| v1::PlannedExperts {
             count: figures.count as u32,
@@ -453,7 +453,7 @@ mod tests {
         assert_eq!(experts[0].count, Some(256));
         assert_eq!(experts[0].bytes, 256 * 3 * 512 * 2048 * 2);
         let slots = wire.staging_buffers.unwrap();
-        assert!(slots.expert_slots > 500 && slots.count == 0);
+        assert!(slots.expert_buffers > 500 && slots.count == 0);
         let figures = wire.experts.unwrap();
         assert_eq!((figures.count, figures.is_measured), (256, false));
         assert!((65.0..75.0).contains(&figures.touched) && figures.read < figures.touched);

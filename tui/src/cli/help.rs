@@ -588,7 +588,7 @@ mod tests {
         assert_eq!(help.matches("\n    apart ").count(), 1, "{help}");
         assert!(
             help.contains(
-                "and with each but reference, edit, causal, verify, dream, rnd1, revoke:"
+                "and with each but reference, edit, autoregressive, verify, dream, rnd1, revoke:"
             ),
             "{help}"
         );

@@ -420,7 +420,7 @@ mod tests {
         };
         let config = with("rope_type", "yarn".into()).unwrap();
         let blocks = config.mask.unwrap().blocks.unwrap();
-        assert_eq!((blocks.length, blocks.causal_before), (32, true));
+        assert_eq!((blocks.length, blocks.causal_attention_before), (32, true));
         let rope = config.rope.unwrap();
         assert_eq!(rope.query_scale.unwrap().at(40), 1.0 + 0.1 * 2f32.ln());
         assert_ne!(rope.frequencies, Rope::plain(1e6, 16).frequencies);

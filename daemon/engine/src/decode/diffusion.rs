@@ -398,7 +398,7 @@ impl Diffusion {
                 steps,
                 masked_at_start: self.masked_at_start,
                 scheduled: match self.rule.block_length {
-                    Some(_) if !self.rule.causal_before => {
+                    Some(_) if !self.rule.causal_attention_before => {
                         filled_together(&self.request, &self.vocabulary)
                     }
                     _ => self.masked_at_start,
@@ -418,7 +418,7 @@ impl Diffusion {
     /// block before, and whoever reads that causally.
     fn takes_first_alone(&self) -> bool {
         let CanvasBlock { start, .. } = self.blocks[self.block];
-        if self.rule.causal_before {
+        if self.rule.causal_attention_before {
             return self.reach.sight == Some(BlockSight::Causal);
         }
         // With shifted logits the row before the block predicts its first position. Later passes of these modes begin
@@ -631,7 +631,7 @@ impl DiffusionRequest for Diffusion {
             self.reach.computed.first().map(|computed| computed.end),
         ) {
             // All before the open block is final, and in the cache by now.
-            let open = match self.rule.causal_before {
+            let open = match self.rule.causal_attention_before {
                 true => self.request.prompt.len() + start,
                 false => (self.request.prompt.len() + start) / length * length,
             };
@@ -746,7 +746,7 @@ fn blocks(slots: &[CanvasSlot], request: &Generate, vocabulary: &Vocabulary) -> 
     if request.diffusion_block().is_none() {
         return cut(slots, 0, length, request.steps);
     }
-    let before = match request.causal_before {
+    let before = match request.causal_attention_before {
         true => 0,
         false => request.prompt.len() % length,
     };

@@ -216,7 +216,7 @@ pub fn policy(choice: &PolicyChoice) -> Box<dyn Policy> {
             post: value(2) as usize,
         }),
         "deadline" => Box::new(Deadline { t: value(0) }),
-        "causal" => Box::new(Causal {
+        "autoregressive" => Box::new(Causal {
             window: DraftWindow { least: 1, most: 1 },
         }),
         "verify" => Box::new(Causal {

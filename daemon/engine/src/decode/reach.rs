@@ -126,7 +126,7 @@ pub(super) struct ReachRule {
     /// Positions of a block of block diffusion.
     pub(super) block_length: Option<usize>,
     /// Whether what stands before the open block is read causally.
-    pub(super) causal_before: bool,
+    pub(super) causal_attention_before: bool,
     /// One past the last pinned position, which a window does not hide.
     pub(super) pinned_end: usize,
 }
@@ -167,7 +167,7 @@ impl ReachRule {
             suffix_window: window.map(|masks| masks as usize),
             canvas_growth: growth,
             block_length: request.diffusion_block(),
-            causal_before: request.causal_before,
+            causal_attention_before: request.causal_attention_before,
             pinned_end: match request.may_end_from() {
                 0 => 0,
                 end => request.prompt.len() + end,
@@ -199,7 +199,7 @@ impl ReachRule {
     /// What a pass computes and sees.
     pub(super) fn reach(&self, at: &PassContext<'_>) -> PassReach {
         if let Some(length) = self.block_length {
-            return match self.causal_before {
+            return match self.causal_attention_before {
                 true => Self::open_block(at),
                 false => Self::blocks(at, length),
             };
@@ -401,7 +401,7 @@ mod tests {
             suffix_window: window,
             canvas_growth: CanvasGrowth::Fixed,
             block_length: None,
-            causal_before: false,
+            causal_attention_before: false,
             pinned_end: 0,
         }
     }
@@ -507,7 +507,7 @@ mod tests {
     fn text_before_an_open_block_is_read_causally() {
         let rule = ReachRule {
             block_length: Some(8),
-            causal_before: true,
+            causal_attention_before: true,
             ..rule("blocks", None)
         };
         let reading = rule.reach(&PassContext {

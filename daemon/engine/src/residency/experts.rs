@@ -8,7 +8,6 @@ mod usage;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    ops::AddAssign,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
@@ -34,7 +33,7 @@ use self::usage::ExpertUsage;
 use super::{
     pace::ReadPace,
     reader::{LoadedGroup, WeightReader},
-    stream::StreamStats,
+    stats::{ExpertStats, StreamStats},
 };
 use crate::error::EngineError;
 
@@ -42,49 +41,6 @@ use crate::error::EngineError;
 const LAYERS_AHEAD: usize = 2;
 /// Of all slots, one in so many holds at most what was read and not used yet. What is kept counts more.
 const AHEAD_SHARE: usize = 4;
-
-/// What passes have touched of a mixture's experts, and where it was: sums over layers and passes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct ExpertStats {
-    /// Layers that passes have gone through.
-    pub visits: u64,
-    /// Experts that a layer's rows went through.
-    pub touched: u64,
-    /// Of those, the ones that the pass before had touched, too.
-    pub touched_again: u64,
-    /// Of those, the ones that were in the cache from earlier passes.
-    pub hits: u64,
-    /// Those that had been read ahead when the router chose them.
-    pub fetched_ahead: u64,
-    /// Those that had to be read when the router chose them.
-    pub missed: u64,
-}
-
-impl ExpertStats {
-    /// The difference to an earlier count.
-    pub(super) fn since(&self, before: &Self) -> Self {
-        let less = |now: u64, before: u64| now.saturating_sub(before);
-        Self {
-            visits: less(self.visits, before.visits),
-            touched: less(self.touched, before.touched),
-            touched_again: less(self.touched_again, before.touched_again),
-            hits: less(self.hits, before.hits),
-            fetched_ahead: less(self.fetched_ahead, before.fetched_ahead),
-            missed: less(self.missed, before.missed),
-        }
-    }
-}
-
-impl AddAssign for ExpertStats {
-    fn add_assign(&mut self, more: Self) {
-        self.visits += more.visits;
-        self.touched += more.touched;
-        self.touched_again += more.touched_again;
-        self.hits += more.hits;
-        self.fetched_ahead += more.fetched_ahead;
-        self.missed += more.missed;
-    }
-}
 
 /// The slots and the thread that fills them.
 #[derive(Debug)]
@@ -206,10 +162,10 @@ impl ExpertCache {
             counts.resize(layers.len(), 0);
             counts[index] += 1;
         }
-        let pages = staging.expert_slot_bytes as usize / PAGE_BYTES;
+        let pages = staging.expert_buffer_bytes as usize / PAGE_BYTES;
         // An allocation for each, since they change hands one by one.
         let slot = || DeviceBuffer::new(device, ledger, MemoryKind::StagingBuffers, pages);
-        let free = (0..staging.expert_slots).map(|_| slot());
+        let free = (0..staging.expert_buffers).map(|_| slot());
         let state = CacheState {
             free: free.collect::<Result<_, _>>()?,
             ready: BTreeMap::new(),
@@ -218,7 +174,7 @@ impl ExpertCache {
             filling: None,
             last_visits: vec![ExpertStats::default(); counts.len()],
             usage: ExpertUsage::new(counts),
-            slots: staging.expert_slots,
+            slots: staging.expert_buffers,
             failed: None,
             stopped: false,
             stats: StreamStats::default(),
@@ -241,7 +197,7 @@ impl ExpertCache {
         Ok(Self {
             shared,
             layers,
-            slots: (staging.expert_slots, staging.expert_slot_bytes),
+            slots: (staging.expert_buffers, staging.expert_buffer_bytes),
             thread: Some(thread),
         })
     }
@@ -255,7 +211,7 @@ impl ExpertCache {
     ) -> bool {
         let mut pairs = self.shared.experts.iter().zip(experts);
         Arc::ptr_eq(&self.shared.reader, reader)
-            && self.slots == (staging.expert_slots, staging.expert_slot_bytes)
+            && self.slots == (staging.expert_buffers, staging.expert_buffer_bytes)
             && pairs.all(|(own, asked)| own == asked || !asked.is_streamed())
     }
 

@@ -7,7 +7,6 @@
 //! it is sent: marks in the GPU's streams keep the two apart, and neither thread waits for the GPU.
 
 use std::{
-    ops::AddAssign,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
@@ -31,10 +30,10 @@ use sluice_plan::StagingBuffers;
 use sluice_weights::WeightGroupPlan;
 
 use super::{
-    experts::ExpertStats,
     link::{BroughtGroup, CopyMarks, GpuLink, GroupTransfer, PinOutcome},
     pace::ReadPace,
     reader::{LoadedGroup, WeightReader},
+    stats::StreamStats,
 };
 use crate::error::EngineError;
 
@@ -161,44 +160,6 @@ impl StreamState {
         // Bounded even if nobody asks for the statistics, which is when transfers are settled.
         let beyond = self.transfers.len().saturating_sub(TRANSFERS_MAX);
         self.transfers.drain(..beyond);
-    }
-}
-
-/// Time and bytes of streaming so far.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct StreamStats {
-    /// Time that passes waited for weight groups.
-    pub waited: Duration,
-    /// Bytes that were brought for them.
-    pub bytes: u64,
-    /// Time in which those were brought, before or during the passes.
-    pub copied: Duration,
-    /// Bytes of weight groups that are kept in pinned memory.
-    pub pinned_bytes: u64,
-    /// What passes have touched of a mixture's experts, where not all of them are on the device.
-    pub experts: ExpertStats,
-}
-
-impl StreamStats {
-    /// The difference to an earlier count. Counts restart when another plan is put in force.
-    pub(crate) fn since(&self, before: &Self) -> Self {
-        Self {
-            waited: self.waited.saturating_sub(before.waited),
-            bytes: self.bytes.saturating_sub(before.bytes),
-            copied: self.copied.saturating_sub(before.copied),
-            pinned_bytes: self.pinned_bytes,
-            experts: self.experts.since(&before.experts),
-        }
-    }
-}
-
-impl AddAssign for StreamStats {
-    fn add_assign(&mut self, more: Self) {
-        self.waited += more.waited;
-        self.bytes += more.bytes;
-        self.copied += more.copied;
-        self.pinned_bytes += more.pinned_bytes;
-        self.experts += more.experts;
     }
 }
 

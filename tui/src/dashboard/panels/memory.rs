@@ -425,7 +425,7 @@ pub(in super::super) fn weights(state: &DashboardState, columns: usize) -> Vec<L
         if let Some(slots) = plan
             .staging_buffers
             .as_ref()
-            .filter(|slots| slots.count > 0 || slots.expert_slots > 0)
+            .filter(|slots| slots.count > 0 || slots.expert_buffers > 0)
         {
             lines.push(said("through", &staging_buffers(slots), columns));
         }

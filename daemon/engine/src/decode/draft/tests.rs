@@ -15,7 +15,7 @@ fn vocabulary() -> Arc<Vocabulary> {
     let blocks = BlockDiffusion {
         length: 8,
         filled_together: 8,
-        causal_before: true,
+        causal_attention_before: true,
     };
     Arc::new(Vocabulary {
         size: 100,
@@ -69,7 +69,7 @@ fn request(length: usize, policy: &str, eos: EosPolicy) -> Generate {
         block_length: 8,
         eos,
         policy: policy.parse::<PolicyChoice>().unwrap(),
-        causal_before: true,
+        causal_attention_before: true,
         decoding: Decoding {
             kv_cache: "blocks".parse().unwrap(),
             ..Decoding::default()
@@ -126,7 +126,7 @@ proptest! {
         stops in any::<bool>(),
     ) {
         let eos = if stops { EosPolicy::Stop } else { EosPolicy::Keep };
-        let plain = request(length, "causal", eos);
+        let plain = request(length, "autoregressive", eos);
         let (expected, _, _) = write(&plain, |_| 0);
         prop_assert_eq!(expected.passes, expected.tokens.len());
         let policy = format!("verify:window={window},least={least}");
@@ -166,5 +166,5 @@ fn windows_grow_with_right_drafts_and_shrink_with_wrong_ones() {
     );
     assert_eq!(rows("verify:window=16,least=16", 0)[1..5], [16; 4]);
     assert_eq!(rows("verify:window=16,least=4", 0)[1..5], [4; 4]);
-    assert_eq!(rows("causal", 0)[1..5], [1; 4]);
+    assert_eq!(rows("autoregressive", 0)[1..5], [1; 4]);
 }

@@ -56,8 +56,8 @@ impl World {
 
     fn cache(&self, slots: usize) -> ExpertCache {
         let staging = StagingBuffers {
-            expert_slots: slots,
-            expert_slot_bytes: self.slot_bytes,
+            expert_buffers: slots,
+            expert_buffer_bytes: self.slot_bytes,
             ..StagingBuffers::default()
         };
         let device = Device::cpu(1).unwrap();

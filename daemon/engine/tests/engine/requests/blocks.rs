@@ -14,7 +14,7 @@ const NAMES: [&str; 2] = ["sdar-tiny", "fast-dllm-v2-tiny"];
 /// Reads what stands before the open block causally.
 const CAUSAL: &str = "nemotron-ld-tiny";
 /// Its ways to decode.
-const POLICIES: [&str; 3] = ["deadline:t=0.5", "causal", "verify:window=16"];
+const POLICIES: [&str; 3] = ["deadline:t=0.5", "autoregressive", "verify:window=16"];
 
 fn world(name: &str, parallel: usize) -> World {
     World::new(&fixture(name), parallel, PlanSettings::default())
@@ -30,7 +30,7 @@ fn request(world: &World, prompt: Vec<u32>, length: usize) -> Generate {
     let blocks = world.model.info.mask.unwrap().blocks.unwrap();
     Generate {
         block_length: blocks.length,
-        causal_before: blocks.causal_before,
+        causal_attention_before: blocks.causal_attention_before,
         policy: PolicyChoice::new("dynamic", [("t", 0.5)]).unwrap(),
         decoding: Decoding {
             kv_cache: KvCacheReuse {
@@ -97,7 +97,7 @@ fn causally_read_text_is_gone_on_from_anywhere() {
         assert!(rows[0] < 21, "{policy}: {} rows", rows[0]);
         // Whoever decodes otherwise goes on from the same.
         let other = Generate {
-            policy: "causal".parse().unwrap(),
+            policy: "autoregressive".parse().unwrap(),
             ..next
         };
         let (expected, _) = answer(&world(CAUSAL, 1), &other);
@@ -122,7 +122,7 @@ fn drafts_change_no_token() {
             seed: 5,
             ..request(&world, prompt(33, 2), 50)
         };
-        let (expected, rows) = answer(&world, &with("causal"));
+        let (expected, rows) = answer(&world, &with("autoregressive"));
         assert_eq!(rows.len(), expected.len());
         for policy in ["verify", "verify:window=5,least=5", "verify:window=200"] {
             let (found, _) = answer(&world, &with(policy));

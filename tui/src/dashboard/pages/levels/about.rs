@@ -182,7 +182,7 @@ fn facts(plan: &Plan) -> Vec<String> {
     let slots = plan
         .staging_buffers
         .as_ref()
-        .filter(|slots| slots.count > 0 || slots.expert_slots > 0);
+        .filter(|slots| slots.count > 0 || slots.expert_buffers > 0);
     if let Some(slots) = slots.filter(|_| plan.streamed_bytes_per_pass > 0) {
         streamed += &format!(" through {}", staging_buffers(slots));
     }
