@@ -62,7 +62,11 @@ fn stories(world: &World) -> Vec<Generate> {
 fn by_every_policy(world: &World) -> Vec<Generate> {
     let text = world.model.tokenizer.as_ref().unwrap();
     let prompt = text.encode_chat(&[("user", "Tell me a story.")]).unwrap();
-    let policies = POLICIES.iter().filter(|policy| policy.name != "edit");
+    // Those that only other kinds of models are trained for are refused.
+    const OF_OTHERS: [&str; 3] = ["edit", "autoregressive", "verify"];
+    let policies = POLICIES
+        .iter()
+        .filter(|policy| !OF_OTHERS.contains(&policy.name));
     let requests = policies.map(|policy| Generate {
         policy: policy.name.parse().unwrap(),
         block_length: 16,
