@@ -16,6 +16,7 @@ use sluice_weights::{LayerKind, Rope, Router, Shape};
 
 use self::keys::shortened;
 pub use self::published::{PUBLISHED_SHAPES, PublishedShape};
+pub(crate) use self::{keys::LAYERS_MAX, mixture::EXPERTS_MAX};
 use super::CheckpointError;
 
 /// A family of models.

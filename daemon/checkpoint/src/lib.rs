@@ -13,7 +13,7 @@ mod file;
 mod file_version;
 mod find;
 mod folder;
-mod fused_attention;
+mod fused;
 pub mod gguf;
 mod prior;
 pub mod pruning;
@@ -85,7 +85,7 @@ pub struct Checkpoint {
     /// Identity of each file on disk; `None` for embedded files.
     stamps: Vec<Option<FileStamp>>,
     tensors: BTreeMap<String, TensorEntry>,
-    /// Some rows of these tensors, which models ask for by names of their own.
+    /// Some rows of these tensors, which models ask for by names of their own: parts of attention, and experts.
     parts: BTreeMap<String, TensorEntry>,
     /// The header of the GGUF file, if it is one.
     gguf: Option<Gguf>,
@@ -202,11 +202,7 @@ impl Checkpoint {
             checkpoint.tensors = tensors;
             checkpoint.rwkv = Some(rwkv);
         }
-        if fused_attention::are_in(&checkpoint.tensors) {
-            let config = checkpoint.config()?;
-            let path_of = |entry: &TensorEntry| checkpoint.path_of(entry).to_owned();
-            checkpoint.parts = fused_attention::parts(&checkpoint.tensors, &config, path_of)?;
-        }
+        checkpoint.parts = fused::parts(&checkpoint)?;
         Ok(checkpoint)
     }
 
@@ -258,9 +254,9 @@ impl Checkpoint {
     /// The file's name for the tensor of this name, for messages.
     pub fn name_in_file(&self, name: &str) -> String {
         match (&self.gguf, &self.rwkv) {
-            (Some(gguf), _) => gguf.file_name(name),
+            (Some(gguf), _) => gguf.file_name(&fused::file_name(self, name)),
             (None, Some(rwkv)) => rwkv.file_name(name),
-            (None, None) => fused_attention::file_name(name).unwrap_or_else(|| name.to_owned()),
+            (None, None) => fused::file_name(self, name),
         }
     }
 

@@ -112,7 +112,7 @@ pub fn compress_checked(
     if let Some(entry) = checkpoint.parts.values().next() {
         let unsupported = CheckpointError::Unsupported {
             path: checkpoint.path_of(entry).to_owned(),
-            what: "has queries, keys and values in one matrix, which can't be compressed"
+            what: "has matrices that can't be compressed: queries, keys and values in one, or a layer's experts"
                 .to_owned(),
             hint: "use the level moderate or aggressive".to_owned(),
         };

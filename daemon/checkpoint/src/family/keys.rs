@@ -6,7 +6,7 @@ use sluice_weights::{END_TOKENS_MAX, HEAD_DIM_MAX};
 use crate::CheckpointError;
 
 /// Most layers of a model.
-pub(super) const LAYERS_MAX: usize = 4096;
+pub(crate) const LAYERS_MAX: usize = 4096;
 /// Most rows of an embedding.
 pub(super) const VOCAB_SIZE_MAX: usize = 1 << 24;
 
@@ -155,7 +155,19 @@ impl ConfigKeys<'_> {
         let id = self
             .bounded("mask_token_id", 0, vocab_size - 1)?
             .or(published.filter(|&id| id < vocab_size))
-            .ok_or_else(|| problem("mask_token_id", "is missing"))? as u32;
+            .ok_or_else(|| match published {
+                Some(id) => problem(
+                    "mask_token_id",
+                    format!(
+                        "is missing, and the published models' {id} is no token of this vocabulary of {vocab_size}; add the id of the \
+                         model's mask token"
+                    ),
+                ),
+                None => problem(
+                    "mask_token_id",
+                    "is missing; add the id of the model's mask token",
+                ),
+            })? as u32;
         // If the mask ended texts, a canvas would end at its first masked position.
         match eos_token_ids.contains(&id) {
             true => Err(problem("eos_token_id", "is also the mask token's id")),

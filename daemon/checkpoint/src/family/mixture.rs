@@ -13,7 +13,7 @@ use super::{
 use crate::CheckpointError;
 
 /// Most experts of a layer.
-const EXPERTS_MAX: usize = 1 << 12;
+pub(crate) const EXPERTS_MAX: usize = 1 << 12;
 
 /// The experts of this family and how they are chosen; `None` for families without any.
 pub(super) fn read(

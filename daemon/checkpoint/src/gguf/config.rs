@@ -1,11 +1,14 @@
 //! Converts the configuration in a GGUF file to the `config.json` that it was made from, so that a family reads, and
 //! refuses, both alike.
 
+use std::collections::HashSet;
+
 use serde_json::{Map, Value, json};
 
 use super::{
     super::CheckpointError, Gguf, dialect::GgufFamily, tensor::Tensor, tokenizer::BOS_KEY,
 };
+use crate::family::LAYERS_MAX;
 
 /// A family's keys of numbers.
 struct NumberKeys {
@@ -42,6 +45,38 @@ static HUGGING_FACE: NumberKeys = NumberKeys {
     floats: LLADA.floats,
 };
 
+/// Qwen3-MoE.
+static QWEN3_MOE: NumberKeys = NumberKeys {
+    sizes: &[
+        ["hidden_size", "embedding_length"],
+        ["num_hidden_layers", "block_count"],
+        ["num_attention_heads", "attention.head_count"],
+        ["num_key_value_heads", KV_HEADS],
+        ["intermediate_size", DENSE_WIDTH],
+        ["max_position_embeddings", "context_length"],
+        ["num_experts", EXPERTS],
+        ["num_experts_per_tok", "expert_used_count"],
+        ["moe_intermediate_size", "expert_feed_forward_length"],
+    ],
+    floats: LLADA.floats,
+};
+
+/// LLaDA-MoE, whose `config.json` has names of its own for widths.
+static LLADA_MOE: NumberKeys = NumberKeys {
+    sizes: &[
+        ["hidden_size", "embedding_length"],
+        ["num_hidden_layers", "block_count"],
+        ["num_attention_heads", "attention.head_count"],
+        ["num_key_value_heads", KV_HEADS],
+        ["dense_intermediate_size", DENSE_WIDTH],
+        ["max_position_embeddings", "context_length"],
+        ["num_experts", EXPERTS],
+        ["num_experts_per_tok", "expert_used_count"],
+        ["expert_intermediate_size", "expert_feed_forward_length"],
+    ],
+    floats: LLADA.floats,
+};
+
 /// There is no context length in it: llama.cpp writes a million, since there is none.
 static RWKV7: NumberKeys = NumberKeys {
     sizes: &[
@@ -60,6 +95,11 @@ static RWKV7: NumberKeys = NumberKeys {
 /// Keys that a file may omit: KV heads default to the query heads, RoPE's base to the family's.
 const KV_HEADS: &str = "attention.head_count_kv";
 const ROPE_BASE: &str = "rope.freq_base";
+/// The width of MLPs, which mixtures may omit: in most of them no layer has one.
+const DENSE_WIDTH: &str = "feed_forward_length";
+const EXPERTS: &str = "expert_count";
+/// Whether the weights of a row's experts are divided by their sum.
+const NORMALIZES: &str = "expert_weights_norm";
 
 impl NumberKeys {
     fn of(family: GgufFamily) -> &'static Self {
@@ -68,15 +108,22 @@ impl NumberKeys {
             GgufFamily::Llama | GgufFamily::Qwen2 | GgufFamily::Qwen3 | GgufFamily::Dream => {
                 &HUGGING_FACE
             }
+            GgufFamily::Qwen3Moe => &QWEN3_MOE,
+            GgufFamily::LladaMoe => &LLADA_MOE,
             GgufFamily::Rwkv7 => &RWKV7,
         }
     }
 }
 
 /// Keys of variants that aren't supported, unless they have this value.
-const VARIANTS: [(&str, f64); 8] = [
+const VARIANTS: [(&str, f64); 12] = [
     ("rope.scale_linear", 1.0),
-    ("expert_count", 0.0),
+    (EXPERTS, 0.0),
+    ("expert_shared_count", 0.0),
+    ("expert_group_count", 1.0),
+    ("expert_weights_scale", 1.0),
+    // Softmax, as llama.cpp counts them.
+    ("expert_gating_func", 1.0),
     ("attention.clamp_kqv", 0.0),
     ("attention.max_alibi_bias", 0.0),
     ("logit_scale", 1.0),
@@ -107,6 +154,7 @@ impl Gguf {
             match self.metadata.whole(&key)? {
                 Some(size) => config.insert(names[0].to_owned(), size.into()),
                 None if names[1] == KV_HEADS => continue,
+                None if names[1] == DENSE_WIDTH && self.dialect.model.has_experts() => continue,
                 None => return Err(self.metadata.problem(&key, "is missing")),
             };
         }
@@ -130,6 +178,14 @@ impl Gguf {
             GgufFamily::Llama => self.add_others(&mut config, "llama")?,
             GgufFamily::Qwen2 => self.add_others(&mut config, "qwen2")?,
             GgufFamily::Qwen3 => self.add_others(&mut config, "qwen3")?,
+            GgufFamily::Qwen3Moe => {
+                self.add_others(&mut config, "qwen3_moe")?;
+                self.add_qwen3_moe(&mut config)?;
+            }
+            GgufFamily::LladaMoe => {
+                self.add_others(&mut config, "llada")?;
+                self.add_llada_moe(&mut config)?;
+            }
             GgufFamily::Dream => self.add_others(&mut config, "Dream")?,
             GgufFamily::Rwkv7 => self.add_rwkv7(&mut config)?,
         }
@@ -149,6 +205,7 @@ impl Gguf {
             (None, "vocab_size" | "embedding_size") => self.dialect.key("vocab_size"),
             (None, "sliding_window") => self.dialect.key("attention.sliding_window"),
             (None, "rope_scaling") => self.dialect.key("rope.scaling.type"),
+            (None, "norm_topk_prob") => self.dialect.key(NORMALIZES),
             (None, other) => other.to_owned(),
         }
     }
@@ -210,6 +267,46 @@ impl Gguf {
         if self.dialect.model == GgufFamily::Llama && self.tensors.iter().any(has_biases) {
             config.insert("attention_bias".to_owned(), true.into());
         }
+        Ok(())
+    }
+
+    fn add_qwen3_moe(&self, config: &mut Map<String, Value>) -> Result<(), CheckpointError> {
+        let layers = self.layers_with_experts(config).into_iter().enumerate();
+        let dense = layers.filter(|(_, has_experts)| !has_experts);
+        let dense: Vec<_> = dense.map(|(layer, _)| layer).collect();
+        config.insert("mlp_only_layers".to_owned(), dense.into());
+        self.add_normalizes(config, true)
+    }
+
+    fn add_llada_moe(&self, config: &mut Map<String, Value>) -> Result<(), CheckpointError> {
+        let layers = self.layers_with_experts(config).into_iter();
+        let experts: Vec<_> = layers.map(u8::from).collect();
+        config.insert("moe_layer_freq".to_owned(), experts.into());
+        self.add_normalizes(config, false)
+    }
+
+    /// For each layer whether it has experts in the place of an MLP, which no key says.
+    fn layers_with_experts(&self, config: &Map<String, Value>) -> Vec<bool> {
+        let layers = config.get("num_hidden_layers").and_then(Value::as_u64);
+        let layer_of = |tensor: &Tensor| {
+            let layer = tensor.name.strip_prefix("blk.")?;
+            layer.strip_suffix(".ffn_down.weight")?.parse().ok()
+        };
+        let dense: HashSet<u64> = self.tensors.iter().filter_map(layer_of).collect();
+        // Bounded before memory is taken; a model of more layers is refused.
+        let layers = layers.unwrap_or(0).min(LAYERS_MAX as u64);
+        (0..layers).map(|layer| !dense.contains(&layer)).collect()
+    }
+
+    /// Whether the weights of a row's experts are divided by their sum. llama.cpp has no key for it where the architecture
+    /// says it.
+    fn add_normalizes(
+        &self,
+        config: &mut Map<String, Value>,
+        usual: bool,
+    ) -> Result<(), CheckpointError> {
+        let named = self.metadata.bool(&self.dialect.key(NORMALIZES))?;
+        config.insert("norm_topk_prob".to_owned(), named.unwrap_or(usual).into());
         Ok(())
     }
 
@@ -289,6 +386,9 @@ impl Gguf {
                 .problem(key, format!("is {found}, which is not supported")))
         };
         for (name, usual) in VARIANTS {
+            if name == EXPERTS && self.dialect.model.has_experts() {
+                continue;
+            }
             let key = self.dialect.key(name);
             match self.metadata.float(&key)? {
                 Some(found) if found != usual => return refuse(&key, found.to_string()),

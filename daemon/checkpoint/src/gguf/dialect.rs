@@ -17,6 +17,8 @@ pub(super) enum GgufFamily {
     Llama,
     Qwen2,
     Qwen3,
+    Qwen3Moe,
+    LladaMoe,
     Dream,
     Rwkv7,
 }
@@ -26,13 +28,22 @@ impl GgufFamily {
         match self {
             Self::Llada => &names::LLADA,
             Self::Llama | Self::Qwen2 | Self::Qwen3 | Self::Dream => &names::HUGGING_FACE,
+            Self::Qwen3Moe | Self::LladaMoe => &names::MIXTURE,
             Self::Rwkv7 => &names::RWKV7,
         }
     }
 
     /// Whether it is autoregressive: it fills no masks.
     pub(super) fn is_causal(self) -> bool {
-        matches!(self, Self::Llama | Self::Qwen2 | Self::Qwen3 | Self::Rwkv7)
+        matches!(
+            self,
+            Self::Llama | Self::Qwen2 | Self::Qwen3 | Self::Qwen3Moe | Self::Rwkv7
+        )
+    }
+
+    /// Whether its layers have mixtures of experts.
+    pub(super) fn has_experts(self) -> bool {
+        matches!(self, Self::Qwen3Moe | Self::LladaMoe)
     }
 }
 
@@ -55,8 +66,7 @@ const ARCHITECTURE_KEY: &str = "general.architecture";
 /// diffuse-cpp's architecture for all models, and the key that says which model it is.
 const DIFFUSE: &str = "diffuse";
 const DIFFUSE_MODEL_KEY: &str = "diffuse.model_type";
-const KNOWN: &str =
-    "llama, qwen2, qwen3, rwkv7, llada, dream, and diffuse with one of the last two";
+const KNOWN: &str = "llama, qwen2, qwen3, qwen3moe, rwkv7, llada-moe, llada, dream, and diffuse with one of the last two";
 
 impl Dialect {
     pub(super) fn of(metadata: &Metadata) -> Result<Self, CheckpointError> {
@@ -87,6 +97,8 @@ impl Dialect {
             // llama.cpp rotates halves for these, so their rows are in the published order.
             "qwen2" => Ok(llama_cpp(GgufFamily::Qwen2, "qwen2", false)),
             "qwen3" => Ok(llama_cpp(GgufFamily::Qwen3, "qwen3", false)),
+            "qwen3moe" => Ok(llama_cpp(GgufFamily::Qwen3Moe, "qwen3moe", false)),
+            "llada-moe" => Ok(llama_cpp(GgufFamily::LladaMoe, "llada-moe", false)),
             "dream" => Ok(llama_cpp(GgufFamily::Dream, "dream", false)),
             "rwkv7" => Ok(llama_cpp(GgufFamily::Rwkv7, "rwkv7", false)),
             // One architecture for all its models: only the key says which.

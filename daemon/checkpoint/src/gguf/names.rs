@@ -9,10 +9,13 @@ pub(super) struct Names {
     layers: &'static str,
     /// In layers. Where a name of the file comes several times, the tensor is as many of the engine's, one after
     /// another.
-    layer: &'static [[&'static str; 2]],
+    layer: &'static [LayerNames],
     /// What some files have though nothing uses it.
     ignored: &'static [&'static str],
 }
+
+/// Names of some of a layer's tensors: the file's and the engine's.
+type LayerNames = &'static [[&'static str; 2]];
 
 const FILE: usize = 0;
 const ENGINE: usize = 1;
@@ -31,8 +34,9 @@ impl Names {
         let Some((layer, part)) = layer_of(file_name, LAYERS) else {
             return Vec::new();
         };
-        let names = self.layer.iter().filter(|names| names[FILE] == part);
+        let names = self.layer.iter().copied().flatten();
         names
+            .filter(|names| names[FILE] == part)
             .map(|names| format!("{}{layer}.{}", self.layers, names[ENGINE]))
             .collect()
     }
@@ -43,7 +47,8 @@ impl Names {
             return Some(names[FILE].to_owned());
         }
         let (layer, part) = layer_of(engine_name, self.layers)?;
-        let names = self.layer.iter().find(|names| names[ENGINE] == part)?;
+        let mut names = self.layer.iter().copied().flatten();
+        let names = names.find(|names| names[ENGINE] == part)?;
         Some(format!("{LAYERS}{layer}.{}", names[FILE]))
     }
 
@@ -68,7 +73,7 @@ pub(super) static LLADA: Names = Names {
         ["output.weight", "model.transformer.ff_out.weight"],
     ],
     layers: "model.transformer.blocks.",
-    layer: &[
+    layer: &[&[
         ["attn_norm.weight", "attn_norm.weight"],
         ["attn_q.weight", "q_proj.weight"],
         ["attn_k.weight", "k_proj.weight"],
@@ -78,36 +83,60 @@ pub(super) static LLADA: Names = Names {
         ["ffn_gate.weight", "ff_proj.weight"],
         ["ffn_up.weight", "up_proj.weight"],
         ["ffn_down.weight", "ff_out.weight"],
-    ],
+    ]],
     ignored: &[],
 };
 
 /// Llama, Qwen2, Qwen3 and Dream.
 pub(super) static HUGGING_FACE: Names = Names {
-    whole: &[
-        ["token_embd.weight", "model.embed_tokens.weight"],
-        ["output_norm.weight", "model.norm.weight"],
-        ["output.weight", "lm_head.weight"],
-    ],
+    whole: AROUND,
     layers: "model.layers.",
-    layer: &[
-        ["attn_norm.weight", "input_layernorm.weight"],
-        ["attn_q.weight", "self_attn.q_proj.weight"],
-        ["attn_q.bias", "self_attn.q_proj.bias"],
-        ["attn_k.weight", "self_attn.k_proj.weight"],
-        ["attn_k.bias", "self_attn.k_proj.bias"],
-        ["attn_v.weight", "self_attn.v_proj.weight"],
-        ["attn_v.bias", "self_attn.v_proj.bias"],
-        ["attn_q_norm.weight", "self_attn.q_norm.weight"],
-        ["attn_k_norm.weight", "self_attn.k_norm.weight"],
-        ["attn_output.weight", "self_attn.o_proj.weight"],
-        ["ffn_norm.weight", "post_attention_layernorm.weight"],
-        ["ffn_gate.weight", "mlp.gate_proj.weight"],
-        ["ffn_up.weight", "mlp.up_proj.weight"],
-        ["ffn_down.weight", "mlp.down_proj.weight"],
-    ],
+    layer: &[ATTENTION, MLP],
     ignored: &[],
 };
+
+/// Qwen3-MoE and LLaDA-MoE. The engine's names of experts are those of all of a layer's together, of which
+/// [`fused`](super::super::fused) makes one for each.
+pub(super) static MIXTURE: Names = Names {
+    whole: AROUND,
+    layers: "model.layers.",
+    layer: &[ATTENTION, MLP, EXPERTS],
+    ignored: &[],
+};
+
+const AROUND: &[[&str; 2]] = &[
+    ["token_embd.weight", "model.embed_tokens.weight"],
+    ["output_norm.weight", "model.norm.weight"],
+    ["output.weight", "lm_head.weight"],
+];
+
+const ATTENTION: LayerNames = &[
+    ["attn_norm.weight", "input_layernorm.weight"],
+    ["attn_q.weight", "self_attn.q_proj.weight"],
+    ["attn_q.bias", "self_attn.q_proj.bias"],
+    ["attn_k.weight", "self_attn.k_proj.weight"],
+    ["attn_k.bias", "self_attn.k_proj.bias"],
+    ["attn_v.weight", "self_attn.v_proj.weight"],
+    ["attn_v.bias", "self_attn.v_proj.bias"],
+    ["attn_q_norm.weight", "self_attn.q_norm.weight"],
+    ["attn_k_norm.weight", "self_attn.k_norm.weight"],
+    ["attn_output.weight", "self_attn.o_proj.weight"],
+    ["ffn_norm.weight", "post_attention_layernorm.weight"],
+];
+
+const MLP: LayerNames = &[
+    ["ffn_gate.weight", "mlp.gate_proj.weight"],
+    ["ffn_up.weight", "mlp.up_proj.weight"],
+    ["ffn_down.weight", "mlp.down_proj.weight"],
+];
+
+const EXPERTS: LayerNames = &[
+    ["ffn_gate_inp.weight", "mlp.gate.weight"],
+    ["ffn_gate_up_exps.weight", "mlp.experts.gate_up_proj.weight"],
+    ["ffn_gate_exps.weight", "mlp.experts.gate_proj.weight"],
+    ["ffn_up_exps.weight", "mlp.experts.up_proj.weight"],
+    ["ffn_down_exps.weight", "mlp.experts.down_proj.weight"],
+];
 
 pub(super) static RWKV7: Names = Names {
     whole: &[
@@ -119,7 +148,7 @@ pub(super) static RWKV7: Names = Names {
         ["output.weight", "lm_head.weight"],
     ],
     layers: "model.layers.",
-    layer: &[
+    layer: &[&[
         ["attn_norm.weight", "attn_norm.weight"],
         ["attn_norm.bias", "attn_norm.bias"],
         [MIXES, "attn.x_r"],
@@ -153,7 +182,7 @@ pub(super) static RWKV7: Names = Names {
         ["channel_mix_lerp_k.weight", "ffn.x_k"],
         ["channel_mix_key.weight", "ffn.key.weight"],
         ["channel_mix_value.weight", "ffn.value.weight"],
-    ],
+    ]],
     // llama.cpp wants them to be there; later layers alone mix in the first one's values.
     ignored: &[
         "blk.0.time_mix_v0.weight",

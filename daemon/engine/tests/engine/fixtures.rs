@@ -51,7 +51,7 @@ fn check_logits(name: &str) {
 }
 
 /// Logits of all rows. Weights are resident, streamed from files that the system caches, or past its cache.
-fn check_logits_in(folder: &Path) {
+pub(crate) fn check_logits_in(folder: &Path) {
     let mut met = 0;
     for (share, cache) in [
         (1.0, 0),
@@ -200,7 +200,7 @@ fn check_tokens(name: &str, cases: usize) {
     check_tokens_in(&fixture(name), cases);
 }
 
-fn check_tokens_in(folder: &Path, cases: usize) {
+pub(crate) fn check_tokens_in(folder: &Path, cases: usize) {
     let options = EngineOptions {
         threads: 2,
         ..EngineOptions::default()

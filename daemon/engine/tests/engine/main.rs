@@ -11,6 +11,7 @@ mod gpu_stream;
 mod gpu_switch;
 mod levels;
 mod loading;
+mod mixtures;
 mod pruned;
 mod requests;
 mod small;

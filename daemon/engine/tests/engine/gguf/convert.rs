@@ -82,8 +82,22 @@ const OTHERS: Names = Names {
         ("mlp.gate_proj", "ffn_gate"),
         ("mlp.up_proj", "ffn_up"),
         ("mlp.down_proj", "ffn_down"),
+        ("mlp.gate", "ffn_gate_inp"),
     ],
 };
+
+/// What mixtures of experts have beside those: sizes, and the matrices of all experts of a layer, in one tensor.
+const EXPERT_SIZES: [(&str, &str); 4] = [
+    ("num_experts", "expert_count"),
+    ("num_experts_per_tok", "expert_used_count"),
+    ("moe_intermediate_size", "expert_feed_forward_length"),
+    ("expert_intermediate_size", "expert_feed_forward_length"),
+];
+const EXPERTS: [(&str, &str); 3] = [
+    ("gate_proj", "ffn_gate_exps"),
+    ("up_proj", "ffn_up_exps"),
+    ("down_proj", "ffn_down_exps"),
+];
 
 /// A folder with the fixture as a GGUF file and its expected outputs.
 pub(crate) fn folder(name: &str, dialect: Dialect) -> TempDir {
@@ -109,7 +123,11 @@ pub(crate) fn converted(name: &str, dialect: Dialect, format: Format) -> File {
 pub(crate) fn converted_folder(folder: &Path, dialect: Dialect, formats: [Format; 2]) -> File {
     let checkpoint = Checkpoint::open(&Source::Folder(folder.to_owned())).unwrap();
     let config = checkpoint.config().unwrap();
-    let model = config["model_type"].as_str().unwrap().to_lowercase();
+    let model = match config["model_type"].as_str().unwrap() {
+        "llada" if config.contains_key("num_experts") => "llada-moe".to_owned(),
+        "qwen3_moe" => "qwen3moe".to_owned(),
+        other => other.to_lowercase(),
+    };
     if model == "rwkv7" {
         return rwkv7::converted(&checkpoint, &config, formats);
     }
@@ -123,8 +141,11 @@ pub(crate) fn converted_folder(folder: &Path, dialect: Dialect, formats: [Format
     };
     let mut file = File::new(architecture);
     let size = |key: &str| config[key].as_u64().unwrap() as u32;
-    for (key, name) in names.sizes {
-        file.set(&format!("{architecture}.{name}"), Value::U32(size(key)));
+    for (key, name) in names.sizes.into_iter().chain(EXPERT_SIZES) {
+        // Not every mixture names the width of an MLP.
+        if config.contains_key(key) {
+            file.set(&format!("{architecture}.{name}"), Value::U32(size(key)));
+        }
     }
     add_keys(&mut file, &config, &model, dialect);
     let heads = |part: &str| match part {
@@ -153,8 +174,29 @@ pub(crate) fn converted_folder(folder: &Path, dialect: Dialect, formats: [Format
             }
         }
     }
+    for layer in 0..size(names.sizes[0].0) {
+        add_experts(&mut file, &checkpoint, layer, formats);
+    }
     add_rope_factors(&mut file, &config);
     file
+}
+
+/// Adds a layer's experts, if it has any.
+fn add_experts(file: &mut File, checkpoint: &Checkpoint, layer: u32, formats: [Format; 2]) {
+    for (from, to) in EXPERTS {
+        let of = |expert: u32| {
+            let name = format!("model.layers.{layer}.mlp.experts.{expert}.{from}.weight");
+            elements(checkpoint, &name)
+        };
+        let experts: Vec<_> = (0..).map_while(of).collect();
+        let Some((_, shape)) = experts.first() else {
+            continue;
+        };
+        let shape = [experts.len(), shape[0], shape[1]];
+        let numbers = experts.into_iter().flat_map(|(numbers, _)| numbers);
+        let to = format!("blk.{layer}.{to}.weight");
+        add_rounded(file, &to, &shape, numbers.collect(), formats);
+    }
 }
 
 /// Elements and shape of a tensor, if there is one of this name.
@@ -180,8 +222,13 @@ fn add_rounded(
 ) {
     let count = numbers.len();
     let exact = numbers.clone();
-    let format = match shape[..] {
-        [_, width] if rounded.fits(width) => {
+    // As llama.cpp has them: a router that was rounded would choose other experts.
+    let is_matrix = match shape.len() {
+        2 => !name.ends_with("ffn_gate_inp.weight"),
+        _ => name.ends_with("_exps.weight"),
+    };
+    let format = match shape.last() {
+        Some(&width) if is_matrix && rounded.fits(width) => {
             let mut bytes = vec![0; rounded.bytes(count)];
             quantize::store(rounded, &numbers, &mut bytes);
             rounded.dequantize(&bytes, &mut numbers);

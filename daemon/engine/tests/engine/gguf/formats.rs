@@ -4,12 +4,13 @@ use std::{fs, path::Path, sync::atomic::AtomicBool};
 
 use sluice_checkpoint::{
     Checkpoint, Source,
+    family::PublishedShape,
     synth::{SynthDType, SynthOptions},
 };
 use sluice_formats::Format;
 use sluice_ops::{Ops, device::Device, ledger::Ledger};
 use sluice_shared::level::Level;
-use sluice_weights::{LayerKind, Shape, TensorNaming};
+use sluice_weights::{ExpertShape, LayerKind, Shape, TensorNaming};
 
 use super::{
     convert::{Dialect, converted_folder},
@@ -92,6 +93,66 @@ fn every_format_is_computed_with_as_the_numbers_it_stands_for() {
             "{}",
             format.name()
         );
+    }
+}
+
+/// A mixture whose rows all blocks divide.
+fn synthetic_mixture(folder: &Path) {
+    let like = PublishedShape::find("qwen3-30b-a3b").unwrap().shape();
+    let synthesis = SynthOptions {
+        shape: Shape {
+            layers: 2,
+            hidden_size: 256,
+            attention_heads: 4,
+            kv_heads: 2,
+            head_dim: 64,
+            intermediate_size: 256,
+            padded_vocab_size: 300,
+            context_length: 256,
+            layer_kind: LayerKind::Mixture(ExpertShape {
+                count: 6,
+                per_token: 2,
+                intermediate_size: 256,
+                shared_intermediate_size: 0,
+                has_choice_bias: false,
+                dense_layers: 0,
+                layer_step: 1,
+            }),
+            ..like.clone()
+        },
+        dtype: SynthDType::F32,
+        seed: 5,
+        threads: 2,
+    };
+    let never = AtomicBool::new(false);
+    synthesis.write(folder, &never, &mut |_, _| {}).unwrap();
+}
+
+#[test]
+fn an_expert_is_a_part_of_a_tensor_in_every_format() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("source");
+    synthetic_mixture(&source);
+    for format in Format::ALL {
+        let path = folder.path().join("model.gguf");
+        let mut file = converted_folder(&source, Dialect::LlamaCpp, [format; 2]);
+        fs::write(&path, file.bytes()).unwrap();
+        let checkpoint = Checkpoint::open(&Source::Folder(path)).unwrap();
+        for matrix in ["gate", "up", "down"] {
+            let all = &file
+                .tensor(&format!("blk.1.ffn_{matrix}_exps.weight"))
+                .bytes;
+            let expected = all.chunks_exact(all.len() / 6);
+            for (expert, expected) in expected.enumerate() {
+                let name = format!("model.layers.1.mlp.experts.{expert}.{matrix}_proj.weight");
+                assert_eq!(checkpoint.check(&name, &[256, 256]).unwrap(), format);
+                let entry = checkpoint.tensor(&name).unwrap();
+                let mut found = vec![0; expected.len()];
+                let whole = 0..found.len() as u64;
+                checkpoint.read_part(entry, whole, &mut found).unwrap();
+                assert!(found == expected, "{name} in {}", format.name());
+            }
+        }
     }
 }
 

@@ -123,6 +123,14 @@ fn logits_and_tokens_of_norms_of_heads_are_those_of_the_reference() {
 }
 
 #[test]
+fn logits_and_tokens_of_mixtures_are_those_of_the_reference() {
+    for (name, cases) in [("qwen3-moe-tiny", 3), ("llada-moe-tiny", 6)] {
+        check_logits(name, Dialect::LlamaCpp);
+        check_tokens(name, Dialect::LlamaCpp, cases);
+    }
+}
+
+#[test]
 fn logits_and_tokens_of_states_are_those_of_the_reference() {
     check_logits("rwkv7-tiny", Dialect::LlamaCpp);
     check_tokens("rwkv7-tiny", Dialect::LlamaCpp, 3);

@@ -94,7 +94,7 @@ fn keys_are_refused_by_their_names_in_the_file() {
 
 #[test]
 fn architectures_and_dialects_are_refused_by_name() {
-    let known = "supported are llama, qwen2, qwen3, rwkv7, llada, dream, and diffuse with one of the last two";
+    let known = "supported are llama, qwen2, qwen3, qwen3moe, rwkv7, llada-moe, llada, dream, and diffuse with one of the last two";
     let architecture =
         |name: &'static str| refusal(|file| file.set("general.architecture", name.into()));
     assert_eq!(
@@ -228,5 +228,84 @@ fn other_models_with_states_are_refused_by_name() {
     assert_eq!(
         refusal(&|file| file.tensor("blk.1.time_mix_w1.weight").shape = vec![8, 256]),
         "tensor blk.1.time_mix_w1.weight has shape [8, 256]; the configuration requires [16, 128]"
+    );
+}
+
+#[test]
+fn bad_mixtures_are_refused_by_the_file_s_own_names() {
+    let refusal = |spoil: &dyn Fn(&mut File)| refusal_of("qwen3-moe-tiny", spoil);
+    let number = |name: &'static str, value: u32| {
+        refusal(&|file| file.set(&format!("qwen3moe.{name}"), Value::U32(value)))
+    };
+    for (found, expected) in [
+        (
+            number("expert_used_count", 17),
+            "expert_used_count is 17, not a whole number from 1 to 16",
+        ),
+        (
+            number("expert_count", 0),
+            "expert_count is 0, not a whole number from 1 to 4096",
+        ),
+        (
+            number("expert_shared_count", 1),
+            "expert_shared_count is 1, which is not supported",
+        ),
+        (
+            number("expert_group_count", 4),
+            "expert_group_count is 4, which is not supported",
+        ),
+        (
+            number("expert_gating_func", 2),
+            "expert_gating_func is 2, which is not supported",
+        ),
+        (
+            refusal(&|file| file.unset("qwen3moe.expert_feed_forward_length")),
+            "expert_feed_forward_length is missing",
+        ),
+        (
+            refusal(&|file| file.unset("qwen3moe.feed_forward_length")),
+            "feed_forward_length is missing",
+        ),
+    ] {
+        assert_eq!(found, format!("FILE: qwen3moe.{expected}"));
+    }
+    for count in [12, 20] {
+        assert_eq!(
+            number("expert_count", count),
+            format!(
+                "tensor blk.1.ffn_down_exps.weight has shape [16, 48, 24]; the configuration requires [{count}, 48, 24]"
+            )
+        );
+    }
+    for name in ["blk.1.ffn_up_exps.weight", "blk.2.ffn_gate_inp.weight"] {
+        assert_eq!(
+            refusal(&|file| file.tensors.retain(|tensor| tensor.name != name)),
+            format!("tensor {name} is missing")
+        );
+    }
+    // One tensor for each expert, as the first files of mixtures had them.
+    assert_eq!(
+        refusal(
+            &|file| file.tensor("blk.1.ffn_up_exps.weight").name = "blk.1.ffn_up.3.weight".into()
+        ),
+        "FILE has the tensor blk.1.ffn_up.3.weight, which is not part of this architecture"
+    );
+    // Both layouts of gate and up.
+    assert_eq!(
+        refusal(&|file| {
+            let mut both = file.tensor("blk.1.ffn_up_exps.weight").clone();
+            both.name = "blk.1.ffn_gate_up_exps.weight".into();
+            file.tensors.push(both);
+        }),
+        "FILE has model.layers.1.mlp.experts.0.gate_proj.weight twice, once of them in blk.1.ffn_gate_up_exps.weight"
+    );
+    let mask = |spoil: &dyn Fn(&mut File)| refusal_of("llada-moe-tiny", spoil);
+    assert_eq!(
+        mask(&|file| file.unset("tokenizer.ggml.mask_token_id")),
+        "FILE: tokenizer.ggml.mask_token_id is missing"
+    );
+    assert_eq!(
+        mask(&|file| file.set("tokenizer.ggml.mask_token_id", Value::U32(256))),
+        "FILE: tokenizer.ggml.mask_token_id is 256, not a whole number from 0 to 255"
     );
 }

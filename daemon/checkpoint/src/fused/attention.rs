@@ -1,26 +1,27 @@
-//! Matrices whose rows are a layer's queries, keys and values, as LLaDA2.0's files have them: presented as three tensors, each
-//! of some of the rows.
+//! Matrices whose rows are a layer's queries, keys and values, as LLaDA2.0's files have them.
 
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 use sluice_weights::{ATTENTION_PARTS, FUSED_ATTENTION};
 
-use super::{CheckpointError, TensorEntry};
+use super::{
+    super::{Checkpoint, CheckpointError, TensorEntry},
+    cut,
+};
 
 /// Whether there are such matrices.
 pub(super) fn are_in(tensors: &BTreeMap<String, TensorEntry>) -> bool {
     tensors.keys().any(|name| name.ends_with(FUSED_ATTENTION))
 }
 
-/// The parts of all such matrices, by the names that models ask for.
+/// The parts of all such matrices.
 ///
 /// # Errors
 /// A matrix with other rows than the configuration's heads have, or one that is compressed.
 pub(super) fn parts(
-    tensors: &BTreeMap<String, TensorEntry>,
+    checkpoint: &Checkpoint,
     config: &Map<String, Value>,
-    path_of: impl Fn(&TensorEntry) -> String,
 ) -> Result<BTreeMap<String, TensorEntry>, CheckpointError> {
     let mut parts = BTreeMap::new();
     let size = |key: &str| config.get(key)?.as_u64();
@@ -33,7 +34,7 @@ pub(super) fn parts(
     let all = rows
         .iter()
         .fold(0, |all: u64, rows| all.saturating_add(*rows));
-    for (name, entry) in tensors {
+    for (name, entry) in &checkpoint.tensors {
         let Some(layer) = name.strip_suffix(FUSED_ATTENTION) else {
             continue;
         };
@@ -45,28 +46,14 @@ pub(super) fn parts(
                 expected: vec![usize::try_from(all).unwrap_or(usize::MAX), width],
             });
         }
-        if entry.is_compressed() {
-            return Err(CheckpointError::Unsupported {
-                path: path_of(entry),
-                what: format!("has {name} compressed, of which parts are needed"),
-                hint: "load the checkpoint that it was made of".to_owned(),
-            });
-        }
-        let row_bytes = entry.bytes / all.max(1);
-        let mut offset = entry.offset;
-        for (part, rows) in ATTENTION_PARTS.into_iter().zip(rows) {
-            let bytes = rows * row_bytes;
-            parts.insert(
-                format!("{layer}{part}"),
-                TensorEntry {
-                    shape: vec![rows as usize, width],
-                    offset,
-                    bytes,
-                    ..entry.clone()
-                },
-            );
-            offset += bytes;
-        }
+        let cut = cut(
+            checkpoint,
+            name,
+            entry,
+            rows.map(|rows| [rows as usize, width]),
+        )?;
+        let names = ATTENTION_PARTS.map(|part| format!("{layer}{part}"));
+        parts.extend(names.into_iter().zip(cut));
     }
     Ok(parts)
 }
