@@ -10,7 +10,7 @@ use rustix::fs::statvfs;
 use sluice_checkpoint::{
     CheckpointError,
     family::{PUBLISHED_SHAPES, PublishedShape},
-    synth::{SynthDType, SynthError, SynthOptions, check},
+    synth::{SynthDType, SynthError, SynthOptions, SynthRouter, check},
 };
 use sluice_shared::{exit, units};
 use sluice_weights::{LayerKind, Shape, TensorNaming};
@@ -19,6 +19,9 @@ use crate::{
     config::Threads,
     offline::{ProgressLine, SystemError, until_signalled},
 };
+
+/// Beyond this nothing changes any more: a pass goes through one set of experts.
+const FACTOR_MAX: f32 = 16.0;
 
 /// What `sluiced synth` was asked for.
 #[derive(Debug, Args)]
@@ -41,6 +44,14 @@ pub struct Synth {
     /// The same seed gives the same weights
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
+
+    /// How uneven the experts of a mixture are used; 0: evenly, 1: as in LLaDA2.0-mini
+    #[arg(long, value_name = "FACTOR", value_parser = factor, default_value_t = 1.0)]
+    router_skew: f32,
+
+    /// How much a mixture's rows change experts from pass to pass; 1: as in LLaDA2.0-mini
+    #[arg(long, value_name = "FACTOR", value_parser = factor, default_value_t = 1.0)]
+    router_drift: f32,
 
     /// Threads that generate weights [default: one per core]
     #[arg(long, value_name = "N")]
@@ -110,6 +121,13 @@ pub(crate) fn published_shapes() -> impl TypedValueParser<Value = &'static Publi
         .map(|name| PublishedShape::find(&name).expect("its name was possible"))
 }
 
+/// Reads a factor of what is usual.
+fn factor(text: &str) -> Result<f32, String> {
+    let factor = text.parse::<f32>().ok();
+    let factor = factor.filter(|factor| (0.0..=FACTOR_MAX).contains(factor));
+    factor.ok_or_else(|| format!("not a number from 0 to {FACTOR_MAX}"))
+}
+
 fn dtypes() -> impl TypedValueParser<Value = SynthDType> {
     let find = |name: String| SynthDType::ALL.into_iter().find(|one| one.name() == name);
     PossibleValuesParser::new(SynthDType::ALL.map(SynthDType::name))
@@ -156,19 +174,21 @@ pub fn run(options: &Synth) -> u8 {
 
 fn write(options: &Synth) -> Result<(), Failure> {
     let synthesis = SynthOptions {
+        family: options.shape.map(PublishedShape::family),
         shape: options.resolved_shape()?,
         dtype: options.dtype,
         seed: options.seed,
+        router: SynthRouter {
+            skew: options.router_skew,
+            drift: options.router_drift,
+        },
         threads: options.threads.map_or(0, Threads::get),
     };
     check_room(&options.target, synthesis.weight_bytes())?;
     let mut line = ProgressLine::new("writing");
     let result = until_signalled(|cancel| {
         let (target, mut show) = (&options.target, |done, total| line.show(done, total));
-        match options.shape {
-            Some(preset) => synthesis.write_as(preset.family(), target, cancel, &mut show),
-            None => synthesis.write(target, cancel, &mut show),
-        }
+        synthesis.write(target, cancel, &mut show)
     });
     line.clear();
     result??;
@@ -206,7 +226,7 @@ impl Synth {
             qk_norms: false,
             layer_kind: LayerKind::Attention,
         };
-        match check(&shape) {
+        match check(None, &shape) {
             Ok(()) => Ok(shape),
             Err(CheckpointError::Config { key, problem }) => Err(Failure::Flag {
                 flag: flag_of(key),

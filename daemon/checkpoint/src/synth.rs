@@ -9,6 +9,7 @@ mod elements;
 mod error;
 mod fresh;
 mod layout;
+mod routed;
 
 use std::{
     fs::{self, File},
@@ -23,7 +24,7 @@ use std::{
 
 use sluice_weights::Shape;
 
-pub use self::{config::check, error::SynthError};
+pub use self::{config::check, error::SynthError, routed::SynthRouter};
 use self::{
     elements::RandomElements,
     layout::{ElementBlock, ShardLayout},
@@ -69,14 +70,18 @@ impl SynthDType {
 }
 
 /// What to write.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct SynthOptions {
     /// Sizes of the model.
     pub shape: Shape,
+    /// The family that it belongs to; `None`: one that has such a shape.
+    pub family: Option<Family>,
     /// The dtype of its weights.
     pub dtype: SynthDType,
     /// The same seed gives the same weights up to rounding, whatever the number of threads.
     pub seed: u64,
+    /// How the experts of a mixture are chosen.
+    pub router: SynthRouter,
     /// Number of threads that generate weights; 0 for one per core.
     pub threads: usize,
 }
@@ -103,34 +108,8 @@ impl SynthOptions {
         cancel: &AtomicBool,
         progress: Progress<'_>,
     ) -> Result<(), SynthError> {
-        let config = config::config(&self.shape, self.dtype);
-        self.write_with(&config, target, cancel, progress)
-    }
-
-    /// [`SynthOptions::write`], of this family, where several have such a shape.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn write_as(
-        &self,
-        family: Family,
-        target: &Path,
-        cancel: &AtomicBool,
-        progress: Progress<'_>,
-    ) -> Result<(), SynthError> {
-        let config = config::of_family(family, &self.shape, self.dtype);
-        self.write_with(&config, target, cancel, progress)
-    }
-
-    fn write_with(
-        &self,
-        config: &serde_json::Value,
-        target: &Path,
-        cancel: &AtomicBool,
-        progress: Progress<'_>,
-    ) -> Result<(), SynthError> {
         // Checked by the loader's own rules, before gigabytes are written that nobody could load.
-        check(&self.shape)?;
+        check(self.family, &self.shape)?;
         let target = free_target(target)?;
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(self.threads)
@@ -138,8 +117,9 @@ impl SynthOptions {
             .build()
             .map_err(|error| SynthError::Threads(error.to_string()))?;
         let partial = PartialFolder::create(&target, "synth")?;
-        let layout = ShardLayout::new(&self.shape, self.dtype);
-        write_small(&partial.path("config.json"), config)?;
+        let layout = ShardLayout::new(&self.shape, self.dtype, self.router);
+        let config = config::config(self.family, &self.shape, self.dtype);
+        write_small(&partial.path("config.json"), &config)?;
         if let Some(index) = layout.index() {
             write_small(&partial.path(layout::INDEX), &index)?;
         }

@@ -25,7 +25,11 @@ mod rotation;
 mod rwkv7;
 mod shapes;
 
-use std::{ops::Range, sync::Arc, time::Instant};
+use std::{
+    ops::Range,
+    sync::{Arc, Mutex},
+    time::Instant,
+};
 
 use sluice_formats::{DType, Format};
 use sluice_machine::MemoryKind;
@@ -70,6 +74,8 @@ pub struct Ops {
     ledger: Ledger,
     pool: ActivationPool,
     backend: Backend,
+    /// Routings of all mixtures since they were taken last, if somebody wants them.
+    routings: Option<Mutex<Vec<Routing>>>,
 }
 
 /// The device that the operations run on.
@@ -130,6 +136,7 @@ impl Ops {
             device,
             ledger,
             backend,
+            routings: None,
         }
     }
 

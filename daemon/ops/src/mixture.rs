@@ -1,5 +1,7 @@
 //! Mixtures of experts: which rows go through which expert, and what comes of it.
 
+use std::sync::{Mutex, PoisonError};
+
 use sluice_formats::DType;
 use sluice_weights::{Router, Weight};
 
@@ -113,7 +115,25 @@ impl Ops {
                 router.choose(logits, bias.as_deref(), chosen, weights);
             }
         }
-        Ok(Routing::sorted(experts, per_row, &chosen, &weights))
+        let routing = Routing::sorted(experts, per_row, &chosen, &weights);
+        if let Some(kept) = &self.routings {
+            let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+            kept.push(routing.clone());
+        }
+        Ok(routing)
+    }
+
+    /// Keeps all routings from now on, for measuring how many experts passes go through.
+    pub fn keep_routings(&mut self) {
+        self.routings = Some(Mutex::default());
+    }
+
+    /// Takes the routings that were kept, in the order of the layers that were computed.
+    pub fn take_routings(&self) -> Vec<Routing> {
+        let kept = self.routings.as_ref();
+        kept.map_or_else(Vec::new, |kept| {
+            std::mem::take(&mut *kept.lock().unwrap_or_else(PoisonError::into_inner))
+        })
     }
 
     /// Adds rows of `x`, the outputs at these places, to the rows of `out` that they are of, times what they count. A row's

@@ -10,7 +10,7 @@ use std::{
 use serde_json::{Value, json};
 use sluice_checkpoint::{
     Source,
-    synth::{SynthDType, SynthOptions},
+    synth::{SynthDType, SynthOptions, SynthRouter},
 };
 use sluice_engine::{
     Engine, EngineError, EngineOptions, Generate, ModelId, Outcome, PlanOptions, Work,
@@ -321,6 +321,8 @@ fn synthesis() -> SynthOptions {
         },
         dtype: SynthDType::Bf16,
         seed: 1,
+        family: None,
+        router: SynthRouter::default(),
         threads: 1,
     }
 }

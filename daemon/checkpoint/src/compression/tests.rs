@@ -19,7 +19,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::{
     Checkpoint, Source,
-    synth::{SynthDType, SynthOptions},
+    synth::{SynthDType, SynthOptions, SynthRouter},
 };
 
 static GO_ON: AtomicBool = AtomicBool::new(false);
@@ -87,6 +87,8 @@ fn synthetic(folder: &Path, element: SynthDType) -> PathBuf {
         shape,
         dtype: element,
         seed: 3,
+        family: None,
+        router: SynthRouter::default(),
         threads: 2,
     };
     let target = folder.join("synthetic");

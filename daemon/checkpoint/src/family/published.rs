@@ -46,7 +46,7 @@ impl PublishedShape {
 
 /// Shapes of published models. LLaDA-1B has no published configuration: its context is that of its training, and its
 /// vocabulary is LLaDA-8B's, which agrees with the paper's 1.49 B parameters.
-pub static PUBLISHED_SHAPES: [PublishedShape; 23] = [
+pub static PUBLISHED_SHAPES: [PublishedShape; 26] = [
     PublishedShape {
         name: "llada-8b",
         repository: "GSAI-ML/LLaDA-8B-Instruct",
@@ -132,6 +132,27 @@ pub static PUBLISHED_SHAPES: [PublishedShape; 23] = [
         },
     },
     PublishedShape {
+        name: "llama-3-70b",
+        repository: "meta-llama/Meta-Llama-3-70B-Instruct",
+        family: Family::Llama,
+        shape: Shape {
+            naming: TensorNaming::HuggingFace,
+            layers: 80,
+            hidden_size: 8192,
+            attention_heads: 64,
+            kv_heads: 8,
+            head_dim: 128,
+            intermediate_size: 28_672,
+            padded_vocab_size: 128_256,
+            context_length: 8192,
+            causal: true,
+            tied: false,
+            biases: false,
+            qk_norms: false,
+            layer_kind: LayerKind::Attention,
+        },
+    },
+    PublishedShape {
         name: "dream-7b",
         repository: "Dream-org/Dream-v0-Instruct-7B",
         family: Family::Dream,
@@ -156,6 +177,20 @@ pub static PUBLISHED_SHAPES: [PublishedShape; 23] = [
     qwen3("qwen3-1.7b", "Qwen/Qwen3-1.7B", 28, [2048, 6144], 16, true),
     qwen3("qwen3-4b", "Qwen/Qwen3-4B", 36, [2560, 9728], 32, true),
     qwen3("qwen3-8b", "Qwen/Qwen3-8B", 36, [4096, 12288], 32, false),
+    fast_dllm(
+        "fast-dllm-1.5b",
+        "Efficient-Large-Model/Fast_dLLM_v2_1.5B",
+        [1536, 8960, 151_936],
+        [12, 2],
+        true,
+    ),
+    fast_dllm(
+        "fast-dllm-7b",
+        "Efficient-Large-Model/Fast_dLLM_v2_7B",
+        [3584, 18_944, 152_064],
+        [28, 4],
+        false,
+    ),
     sdar("sdar-1.7b", "JetLM/SDAR-1.7B-Chat", 28, [2048, 6144], 16),
     sdar("sdar-4b", "JetLM/SDAR-4B-Chat", 36, [2560, 9728], 32),
     sdar("sdar-8b", "JetLM/SDAR-8B-Chat", 36, [4096, 12288], 32),
@@ -261,6 +296,38 @@ const fn qwen3(
             tied,
             biases: false,
             qk_norms: true,
+            layer_kind: LayerKind::Attention,
+        },
+    }
+}
+
+/// A published Fast-dLLM v2, which is made of a Qwen2.5: hidden and intermediate size and vocabulary, query and KV heads, and
+/// whether the LM head is the embedding.
+const fn fast_dllm(
+    name: &'static str,
+    repository: &'static str,
+    [hidden_size, intermediate_size, padded_vocab_size]: [usize; 3],
+    [attention_heads, kv_heads]: [usize; 2],
+    tied: bool,
+) -> PublishedShape {
+    PublishedShape {
+        name,
+        repository,
+        family: Family::FastDllm,
+        shape: Shape {
+            naming: TensorNaming::HuggingFace,
+            layers: 28,
+            hidden_size,
+            attention_heads,
+            kv_heads,
+            head_dim: 128,
+            intermediate_size,
+            padded_vocab_size,
+            context_length: 32_768,
+            causal: false,
+            tied,
+            biases: true,
+            qk_norms: false,
             layer_kind: LayerKind::Attention,
         },
     }
@@ -407,7 +474,10 @@ mod tests {
             ("llada-8b", 8_015_581_184),
             ("tinyllama-1.1b", 1_100_048_384),
             ("llama-3.1-8b", 8_030_261_248),
+            ("llama-3-70b", 70_553_706_496),
             ("dream-7b", 7_615_616_512),
+            ("fast-dllm-1.5b", 1_543_714_304),
+            ("fast-dllm-7b", 7_615_616_512),
             ("qwen3-0.6b", 596_049_920),
             ("qwen3-1.7b", 1_720_574_976),
             ("qwen3-4b", 4_022_468_096),

@@ -21,11 +21,11 @@ const EPSILON: f64 = 1e-5;
 ///
 /// # Errors
 /// The loader's error.
-pub fn check(shape: &Shape) -> Result<(), CheckpointError> {
-    let config = config(shape, SynthDType::Bf16);
+pub fn check(family: Option<Family>, shape: &Shape) -> Result<(), CheckpointError> {
+    let config = config(family, shape, SynthDType::Bf16);
     let keys = config.as_object().expect("written as one below");
     let read = ModelConfig::read(keys, None)?;
-    if read.shape == *shape {
+    if read.shape == *shape && family.is_none_or(|family| read.family == family) {
         return Ok(());
     }
     // LLaDA's configuration has no key for the head dimension, so not every shape can be expressed.
@@ -42,9 +42,11 @@ pub fn check(shape: &Shape) -> Result<(), CheckpointError> {
     Err(CheckpointError::Config { key, problem })
 }
 
-pub(super) fn config(shape: &Shape, element: SynthDType) -> Value {
+pub(super) fn config(family: Option<Family>, shape: &Shape, element: SynthDType) -> Value {
     let mut config = match (shape.naming, shape.causal, shape.biases) {
         (TensorNaming::Llada, ..) => llada(shape),
+        _ if family == Some(Family::LladaMoe) => llada_moe(shape),
+        _ if family == Some(Family::FastDllm) => fast_dllm(shape),
         _ if let LayerKind::Mixture(experts) = &shape.layer_kind => mixture(shape, experts),
         (TensorNaming::HuggingFace, ..) if let LayerKind::Rwkv7(ranks) = &shape.layer_kind => {
             rwkv7(shape, ranks)
@@ -63,6 +65,12 @@ pub(super) fn config(shape: &Shape, element: SynthDType) -> Value {
         // Its layers have experts.
         (TensorNaming::Llada2, ..) => hugging_face(shape, "LLaDA2MoeModelLM", "llada2_moe"),
     };
+    if family == Some(Family::Rnd1) {
+        // It has SDAR-MoE's shape.
+        config["architectures"] = json!(["RND1LM"]);
+        config["model_type"] = Family::Rnd1.name().into();
+        config["pad_token_id"] = shape.padded_vocab_size.saturating_sub(2).into();
+    }
     config["torch_dtype"] = match element {
         SynthDType::Bf16 => "bfloat16",
         SynthDType::F16 => "float16",
@@ -150,16 +158,25 @@ fn mixture(shape: &Shape, experts: &ExpertShape) -> Value {
     config
 }
 
-/// The configuration for a family that may have another's shape.
-pub(super) fn of_family(family: Family, shape: &Shape, element: SynthDType) -> Value {
-    let mut config = config(shape, element);
-    // RND1 has SDAR-MoE's shape.
-    if family == Family::Rnd1 {
-        config["architectures"] = json!(["RND1LM"]);
-        config["model_type"] = family.name().into();
-        config["pad_token_id"] = shape.padded_vocab_size.saturating_sub(2).into();
+/// LLaDA-MoE, whose keys are its own.
+fn llada_moe(shape: &Shape) -> Value {
+    let mut config = masked(hugging_face(shape, "LLaDAMoEModelLM", "llada"), shape);
+    if let LayerKind::Mixture(experts) = &shape.layer_kind {
+        let has_experts = (0..shape.layers).map(|layer| u8::from(experts.are_in(layer)));
+        config["moe_layer_freq"] = has_experts.collect();
+        config["num_experts"] = experts.count.into();
+        config["num_experts_per_tok"] = experts.per_token.into();
+        config["expert_intermediate_size"] = experts.intermediate_size.into();
+        config["dense_intermediate_size"] = shape.intermediate_size.into();
+        config["moe_router_score_function"] = "softmax".into();
+        config["qk_layernorm"] = true.into();
     }
     config
+}
+
+fn fast_dllm(shape: &Shape) -> Value {
+    let config = hugging_face(shape, "Fast_dLLM_QwenForCausalLM", "Fast_dLLM_Qwen");
+    masked(config, shape)
 }
 
 fn rwkv7(shape: &Shape, ranks: &Rwkv7Ranks) -> Value {

@@ -6,10 +6,14 @@ use std::f64::consts::TAU;
 use half::{bf16, f16};
 use sluice_formats::noise::Noise;
 
-use super::{SynthDType, fresh::FreshTensor, layout::ElementBlock};
+use super::{
+    SynthDType,
+    fresh::FreshTensor,
+    layout::{BLOCK_ELEMENTS, ElementBlock},
+};
 
 /// Standard deviation with which training of LLaDA and most Llama-like models begins.
-const SPREAD: f64 = 0.02;
+pub(super) const SPREAD: f64 = 0.02;
 const CHOICES: usize = 1 << 16;
 
 /// A generator of weights, fixed by its seed.
@@ -25,6 +29,8 @@ enum Table {
 
 struct Choices<T> {
     random: Box<[T; CHOICES]>,
+    /// The same before they were rounded.
+    exact: Box<[f32; CHOICES]>,
     /// Rounds an element.
     round: fn(f32) -> T,
 }
@@ -70,14 +76,14 @@ impl<T: bytemuck::Pod> Choices<T> {
             let radius = (-2.0 * ((radius as f64 + 0.5) / 256.0).ln()).sqrt();
             let angle = (angle as f64 + 0.25) / 256.0 * TAU;
             // By way of `f32`, so that all dtypes are roundings of the same value.
-            round((SPREAD * radius * angle.cos()) as f32)
+            (SPREAD * radius * angle.cos()) as f32
         };
         // Drawing from a table is limited by memory, not by logarithms and cosines.
-        let random: Box<[T]> = (0..CHOICES).map(number).collect();
+        let exact: Box<[f32]> = (0..CHOICES).map(number).collect();
+        let random: Box<[T]> = exact.iter().map(|&number| round(number)).collect();
         Self {
-            random: random
-                .try_into()
-                .unwrap_or_else(|_| unreachable!("as many as were counted")),
+            random: table(random),
+            exact: table(exact),
             round,
         }
     }
@@ -92,24 +98,34 @@ impl<T: bytemuck::Pod> Choices<T> {
                 }
             }
             FreshTensor::Random => {
-                // Seeded by the block's place, not by the thread: the order of blocks doesn't matter.
-                let place = noise.uniform(job.tensor, job.block, 0);
-                let mut random = Random(place.to_bits());
-                let mut fours = out.chunks_exact_mut(4);
-                for four in &mut fours {
-                    self.choose(random.next(), four);
+                choose(&self.random, noise, job, out);
+            }
+            FreshTensor::Routed(matrix) => {
+                let mut elements = vec![0.0; job.count];
+                choose(&self.exact, noise, job, &mut elements);
+                matrix.complete(noise, job.block as usize * BLOCK_ELEMENTS, &mut elements);
+                for (out, element) in out.iter_mut().zip(elements) {
+                    *out = (self.round)(element);
                 }
-                self.choose(random.next(), fours.into_remainder());
             }
         }
         bytemuck::cast_slice(out)
     }
+}
 
-    /// Selects up to four elements by 16 bits each.
-    #[inline]
-    fn choose(&self, bits: u64, out: &mut [T]) {
-        for (index, number) in out.iter_mut().enumerate() {
-            *number = self.random[usize::from((bits >> (16 * index)) as u16)];
+fn table<T>(numbers: Box<[T]>) -> Box<[T; CHOICES]> {
+    let table = numbers.try_into();
+    table.unwrap_or_else(|_| unreachable!("as many as were counted"))
+}
+
+/// Selects elements from a table, four by the bits of one number.
+fn choose<T: Copy>(table: &[T; CHOICES], noise: Noise, job: &ElementBlock, out: &mut [T]) {
+    // Seeded by the block's place, not by the thread: the order of blocks doesn't matter.
+    let mut random = Random(noise.uniform(job.tensor, job.block, 0).to_bits());
+    for four in out.chunks_mut(4) {
+        let bits = random.next();
+        for (index, number) in four.iter_mut().enumerate() {
+            *number = table[usize::from((bits >> (16 * index)) as u16)];
         }
     }
 }

@@ -3,7 +3,9 @@
 //!
 //! Reference for RWKV-7: BlinkDL/RWKV-LM, RWKV-v7/train_temp/src/model.py.
 
-use sluice_weights::{Rwkv7Part, TensorPart, TensorSpec};
+use sluice_weights::{LayerKind, Rwkv7Part, Shape, TensorPart, TensorSpec};
+
+use super::{SynthRouter, routed::RoutedMatrix};
 
 /// How a tensor begins.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -14,6 +16,8 @@ pub(super) enum FreshTensor {
     Constant(f32),
     /// By channel.
     Rwkv7(FreshVector),
+    /// The embedding or a router of a mixture.
+    Routed(RoutedMatrix),
 }
 
 /// A vector of RWKV-7's layers.
@@ -27,9 +31,17 @@ pub(super) struct FreshVector {
 }
 
 impl FreshTensor {
-    pub(super) fn of(spec: &TensorSpec, layers: usize) -> Self {
+    pub(super) fn of(spec: &TensorSpec, shape: &Shape, router: SynthRouter) -> Self {
         use Rwkv7Part as Own;
+        if let Some(matrix) = RoutedMatrix::of(spec, shape, router) {
+            return Self::Routed(matrix);
+        }
         match spec.part {
+            TensorPart::QueryNorm | TensorPart::KeyNorm
+                if matches!(shape.layer_kind, LayerKind::Mixture(_)) =>
+            {
+                Self::Constant(router.head_norm())
+            }
             TensorPart::AttentionNorm
             | TensorPart::QueryNorm
             | TensorPart::KeyNorm
@@ -47,7 +59,7 @@ impl FreshTensor {
             TensorPart::Rwkv7(part) if spec.shape.len() == 1 => Self::Rwkv7(FreshVector {
                 part,
                 layer: spec.layer,
-                layers,
+                layers: shape.layers,
                 width: spec.shape[0],
             }),
             _ => Self::Random,
@@ -94,7 +106,8 @@ mod tests {
         let shape = PublishedShape::find("rwkv7-0.1b").unwrap().shape();
         let mut vectors = 0;
         for spec in shape.tensors() {
-            let FreshTensor::Rwkv7(vector) = FreshTensor::of(&spec, shape.layers) else {
+            let FreshTensor::Rwkv7(vector) = FreshTensor::of(&spec, shape, SynthRouter::default())
+            else {
                 continue;
             };
             let range = match vector.part {

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 use sluice_weights::Shape;
 
-use super::{SynthDType, fresh::FreshTensor};
+use super::{SynthDType, SynthRouter, fresh::FreshTensor};
 
 /// File name of the shard index.
 pub(super) const INDEX: &str = "model.safetensors.index.json";
@@ -52,9 +52,9 @@ pub(super) struct ElementBlock {
 }
 
 impl ShardLayout {
-    pub(super) fn new(shape: &Shape, element: SynthDType) -> Self {
+    pub(super) fn new(shape: &Shape, element: SynthDType, router: SynthRouter) -> Self {
         let tensors = shape.stored().map(|spec| Tensor {
-            fresh: FreshTensor::of(&spec, shape.layers),
+            fresh: FreshTensor::of(&spec, shape, router),
             name: spec.name,
             shape: spec.shape,
         });

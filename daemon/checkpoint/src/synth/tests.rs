@@ -1,7 +1,7 @@
 //! What is written loads, repeats by its seed, and leaves nothing behind when it fails.
 
 use sluice_formats::Format;
-use sluice_weights::{LayerKind, TensorNaming};
+use sluice_weights::{ExpertShape, LayerKind, TensorNaming};
 use tempfile::TempDir;
 
 use super::*;
@@ -30,6 +30,8 @@ fn tiny() -> SynthOptions {
         },
         dtype: SynthDType::Bf16,
         seed: 7,
+        family: None,
+        router: SynthRouter::default(),
         threads: 2,
     }
 }
@@ -135,7 +137,7 @@ fn neither_threads_nor_the_element_change_the_numbers() {
 #[test]
 fn shards_stay_within_their_size_and_cover_every_byte() {
     for preset in &crate::family::PUBLISHED_SHAPES {
-        let layout = ShardLayout::new(preset.shape(), SynthDType::Bf16);
+        let layout = ShardLayout::new(preset.shape(), SynthDType::Bf16, SynthRouter::default());
         let mut weights = 0;
         for shard in 0..layout.shards() {
             let header = layout.header(shard);
@@ -158,6 +160,7 @@ fn shards_stay_within_their_size_and_cover_every_byte() {
     let large = ShardLayout::new(
         PublishedShape::find("llada-8b").unwrap().shape(),
         SynthDType::Bf16,
+        SynthRouter::default(),
     );
     assert_eq!(large.file_name(3), "model-00004-of-00004.safetensors");
     let files = large.index().unwrap();
@@ -205,6 +208,70 @@ fn other_families_have_their_tensors_and_biases() {
             .iter()
             .all(|&value| value != 1.0)
     );
+}
+
+/// Every published shape is written with a configuration of its own family.
+#[test]
+fn published_shapes_are_read_as_what_they_are() {
+    for preset in &crate::family::PUBLISHED_SHAPES {
+        check(Some(preset.family()), preset.shape()).unwrap_or_else(|error| {
+            panic!("{}: {error}", preset.name);
+        });
+    }
+}
+
+/// A mixture of 512 wide rows and 64 experts.
+fn mixture(router: SynthRouter) -> SynthOptions {
+    let like = PublishedShape::find("llada2-mini").unwrap();
+    let LayerKind::Mixture(experts) = like.shape().layer_kind else {
+        unreachable!("it has experts");
+    };
+    SynthOptions {
+        family: Some(like.family()),
+        shape: Shape {
+            layers: 2,
+            hidden_size: 512,
+            padded_vocab_size: 256,
+            intermediate_size: 64,
+            attention_heads: 4,
+            layer_kind: LayerKind::Mixture(ExpertShape {
+                count: 64,
+                intermediate_size: 16,
+                shared_intermediate_size: 16,
+                ..experts
+            }),
+            ..like.shape().clone()
+        },
+        router,
+        ..tiny()
+    }
+}
+
+#[test]
+fn a_router_prefers_experts_by_what_all_tokens_have_in_common() {
+    // How far experts are preferred by the mean token.
+    let spread = |skew: f32| {
+        let (_folder, checkpoint) = written(&mixture(SynthRouter {
+            skew,
+            ..SynthRouter::default()
+        }));
+        checkpoint
+            .sources(checkpoint.model().unwrap().shape.tensors())
+            .unwrap();
+        let tokens = elements(&checkpoint, Format::Bf16, "model.word_embeddings.weight");
+        let router = elements(&checkpoint, Format::Bf16, "model.layers.1.mlp.gate.weight");
+        let mut mean = vec![0.0; 512];
+        for token in tokens.chunks_exact(512) {
+            let sums = mean.iter_mut().zip(token);
+            sums.for_each(|(sum, element)| *sum += element / 256.0);
+        }
+        let logit = |row: &[f32]| row.iter().zip(&mean).map(|(a, b)| a * b).sum::<f32>();
+        let squares = router.chunks_exact(512).map(|row| logit(row).powi(2));
+        (squares.sum::<f32>() / 64.0).sqrt()
+    };
+    let [even, usual, double] = [0.0, 1.0, 2.0].map(spread);
+    assert!(usual > 3.0 * even, "{even} {usual}");
+    assert!((1.7..2.3).contains(&(double / usual)), "{usual} {double}");
 }
 
 #[test]
@@ -365,11 +432,15 @@ fn a_published_shape_is_of_its_family() {
         if let LayerKind::Mixture(experts) = &mut shape.layer_kind {
             (experts.count, experts.intermediate_size) = (16, 32);
         }
-        let synthesis = SynthOptions { shape, ..tiny() };
+        let synthesis = SynthOptions {
+            family: Some(preset.family()),
+            shape,
+            ..tiny()
+        };
         let folder = TempDir::new().unwrap();
         let target = folder.path().join("model");
         let never = AtomicBool::new(false);
-        let written = synthesis.write_as(preset.family(), &target, &never, &mut |_, _| {});
+        let written = synthesis.write(&target, &never, &mut |_, _| {});
         written.unwrap();
         let checkpoint = Checkpoint::open(&Source::Folder(target)).unwrap();
         let model = checkpoint.model().unwrap();

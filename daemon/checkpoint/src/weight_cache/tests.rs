@@ -13,7 +13,7 @@ use sluice_weights::{LayerKind, Shape, TensorNaming};
 use tempfile::TempDir;
 
 use super::{write::check_free_space, *};
-use crate::synth::{SynthDType, SynthOptions};
+use crate::synth::{SynthDType, SynthOptions, SynthRouter};
 
 /// With matrices whose bytes are no multiple of 64 when converted.
 fn shape() -> Shape {
@@ -40,6 +40,8 @@ fn write_source(folder: &Path, seed: u64) {
         shape: shape(),
         dtype: SynthDType::F32,
         seed,
+        family: None,
+        router: SynthRouter::default(),
         threads: 1,
     };
     let never = AtomicBool::new(false);

@@ -11,7 +11,7 @@ use sluice_checkpoint::{
         self, CompressError, CompressOptions, CompressionMethod, Glob, SourceCheck, TensorFilter,
         compress_checked,
     },
-    synth::{SynthDType, SynthOptions},
+    synth::{SynthDType, SynthOptions, SynthRouter},
 };
 use sluice_plan::Workload;
 use sluice_shared::options::{Budget, PlanOptions};
@@ -581,6 +581,8 @@ fn a_tied_lm_head_is_quantized_in_a_file_as_it_is_in_force() {
         shape,
         dtype: SynthDType::Bf16,
         seed: 3,
+        family: None,
+        router: SynthRouter::default(),
         threads: 2,
     };
     synthesis.write(&folder, &never, &mut |_, _| {}).unwrap();

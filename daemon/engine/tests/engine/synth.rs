@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 
 use sluice_checkpoint::{
     Source,
-    synth::{SynthDType, SynthOptions},
+    synth::{SynthDType, SynthOptions, SynthRouter},
 };
 use sluice_engine::{Engine, EngineOptions, Generate, ModelId, Outcome, PlanSettings, Work};
 use sluice_shared::{level::Level, sampling::EosPolicy};
@@ -100,6 +100,8 @@ fn check(shape: &Shape, element: SynthDType) {
         shape: shape.clone(),
         dtype: element,
         seed: 3,
+        family: None,
+        router: SynthRouter::default(),
         threads: 2,
     };
     let never = AtomicBool::new(false);

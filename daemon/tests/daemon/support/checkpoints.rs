@@ -10,7 +10,7 @@ use std::{
 
 use safetensors::{Dtype, SafeTensors, serialize_to_file, tensor::TensorView};
 use serde_json::{Value, json};
-use sluice_checkpoint::synth::{SynthDType, SynthOptions};
+use sluice_checkpoint::synth::{SynthDType, SynthOptions, SynthRouter};
 use sluice_tokenizer::Tokenizer;
 use sluice_weights::{LayerKind, Shape, TensorNaming};
 use tempfile::TempDir;
@@ -208,6 +208,8 @@ pub(crate) fn write_writer(model: &Path, seed: u64, reshape: impl FnOnce(&mut Sh
         shape,
         dtype: SynthDType::F32,
         seed,
+        family: None,
+        router: SynthRouter::default(),
         threads: 1,
     };
     let never = AtomicBool::new(false);

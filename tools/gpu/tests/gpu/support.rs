@@ -2,7 +2,7 @@
 
 use std::{path::Path, process::Stdio, sync::atomic::AtomicBool};
 
-use sluice_checkpoint::synth::{SynthDType, SynthOptions};
+use sluice_checkpoint::synth::{SynthDType, SynthOptions, SynthRouter};
 use sluice_weights::{LayerKind, Shape, TensorNaming};
 use testkit::PATIENCE;
 use tokio::process::Command;
@@ -50,6 +50,8 @@ pub(crate) fn write_model(folder: &Path) {
         },
         dtype: SynthDType::Bf16,
         seed: 0,
+        family: None,
+        router: SynthRouter::default(),
         threads: 2,
     };
     let never = AtomicBool::new(false);

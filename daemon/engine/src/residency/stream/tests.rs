@@ -4,7 +4,7 @@ use std::{fs, path::PathBuf, time::SystemTime};
 
 use sluice_checkpoint::{
     Checkpoint, Source,
-    synth::{SynthDType, SynthOptions},
+    synth::{SynthDType, SynthOptions, SynthRouter},
 };
 use sluice_ops::device::Device;
 use sluice_weights::{LayerKind, Shape, TensorNaming, Tier, layout, weight_groups};
@@ -59,6 +59,8 @@ fn setup_limited(bytes_per_s: Option<u64>) -> (TempDir, Weights, WeightStream) {
         shape: shape.clone(),
         dtype: SynthDType::Bf16,
         seed: 1,
+        family: None,
+        router: SynthRouter::default(),
         threads: 1,
     };
     let model = folder.path().join("model");

@@ -5,7 +5,7 @@ use std::{fs, path::Path, sync::atomic::AtomicBool};
 use sluice_checkpoint::{
     Checkpoint, Source,
     family::PublishedShape,
-    synth::{SynthDType, SynthOptions},
+    synth::{SynthDType, SynthOptions, SynthRouter},
 };
 use sluice_formats::Format;
 use sluice_ops::{Ops, device::Device, ledger::Ledger};
@@ -48,6 +48,8 @@ fn synthetic(folder: &Path) {
         },
         dtype: SynthDType::F32,
         seed: 5,
+        family: None,
+        router: SynthRouter::default(),
         threads: 2,
     };
     let never = AtomicBool::new(false);
@@ -122,6 +124,8 @@ fn synthetic_mixture(folder: &Path) {
         },
         dtype: SynthDType::F32,
         seed: 5,
+        family: None,
+        router: SynthRouter::default(),
         threads: 2,
     };
     let never = AtomicBool::new(false);

@@ -8,7 +8,7 @@ use std::{
     sync::atomic::AtomicBool,
 };
 
-use sluice_checkpoint::synth::{SynthDType, SynthOptions};
+use sluice_checkpoint::synth::{SynthDType, SynthOptions, SynthRouter};
 use sluice_weights::{LayerKind, Shape, TensorNaming};
 
 /// A model of so many layers: each of its weight groups, the LM head's included, is up to half a MiB.
@@ -49,6 +49,8 @@ pub(crate) fn write_as(model: &Path, shape: Shape, element: SynthDType, seed: u6
         shape,
         dtype: element,
         seed,
+        family: None,
+        router: SynthRouter::default(),
         threads: 2,
     };
     let never = AtomicBool::new(false);
