@@ -45,11 +45,11 @@ pub struct Synth {
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
 
-    /// How uneven the experts of a mixture are used; 0: evenly, 1: as in LLaDA2.0-mini
+    /// How uneven the experts of a mixture are used; 0: none is preferred, 1: about as in LLaDA2.0-mini
     #[arg(long, value_name = "FACTOR", value_parser = factor, default_value_t = 1.0)]
     router_skew: f32,
 
-    /// How much a mixture's rows change experts from pass to pass; 1: as in LLaDA2.0-mini
+    /// How much a mixture's rows change experts from pass to pass; 1: about as in LLaDA2.0-mini
     #[arg(long, value_name = "FACTOR", value_parser = factor, default_value_t = 1.0)]
     router_drift: f32,
 
