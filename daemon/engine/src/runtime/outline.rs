@@ -168,7 +168,7 @@ mod tests {
             let level = |level| outline.plan(level, budget_bytes, workload(64)).unwrap();
             let (from, to) = (level(Level::Standard), level(Level::Aggressive));
             assert!(from.groups.len() > groups);
-            assert!(from.peak_bytes() <= budget_bytes && from.streamed_bytes() > 2 << 30);
+            assert!(from.peak_bytes() <= budget_bytes && from.streamed_bytes() > 0);
             assert!(!sluice_plan::transition(&from, &to).is_empty());
             // On a busy machine, without optimization: quadratic, it took minutes.
             let took = begun.elapsed().as_secs();
