@@ -10,10 +10,9 @@ use super::{
     SynthDType,
     fresh::FreshTensor,
     layout::{BLOCK_ELEMENTS, ElementBlock},
+    routed::SPREAD,
 };
 
-/// Standard deviation with which training of LLaDA and most Llama-like models begins.
-pub(super) const SPREAD: f64 = 0.02;
 const CHOICES: usize = 1 << 16;
 
 /// A generator of weights, fixed by its seed.

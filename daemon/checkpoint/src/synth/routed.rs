@@ -9,7 +9,8 @@
 use sluice_formats::noise::Noise;
 use sluice_weights::{LayerKind, Shape, TensorPart, TensorSpec};
 
-use super::elements::SPREAD;
+/// Standard deviation with which training of LLaDA and most Llama-like models begins.
+pub(super) const SPREAD: f64 = 0.02;
 
 /// How uneven the experts of a synthetic mixture are, and how steady.
 #[derive(Debug, Clone, Copy, PartialEq)]
