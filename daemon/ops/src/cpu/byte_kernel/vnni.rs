@@ -4,7 +4,7 @@ use std::{arch::x86_64::*, mem};
 
 use super::{
     BLOCK, ByteKernel, Tile, TileOutput,
-    microkernel::avx512::{KERNEL as WORDS, masks},
+    microkernel::avx512::{KERNEL as WORDS, write},
 };
 
 const VECTOR: usize = 16;
@@ -85,20 +85,8 @@ unsafe fn tile<const ROWS: usize, const STEPS: usize>(
             }
         }
     }
-    let masks = masks(out.columns);
-    for (row, sums) in sums.iter().enumerate() {
-        for (half, (&sum, mask)) in sums.iter().zip(masks).enumerate() {
-            let place = out.start.wrapping_add(row * out.stride + VECTOR * half);
-            // SAFETY: the mask leaves the output's columns alone, which are this tile's.
-            unsafe {
-                let sum = match out.adds {
-                    true => _mm512_add_ps(_mm512_maskz_loadu_ps(mask, place), sum),
-                    false => sum,
-                };
-                _mm512_mask_storeu_ps(place, mask, sum);
-            }
-        }
-    }
+    // SAFETY: as the caller says.
+    unsafe { write(&sums, out) };
 }
 
 #[inline]

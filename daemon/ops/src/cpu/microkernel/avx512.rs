@@ -73,7 +73,7 @@ unsafe fn tile_of<const ROWS: usize>(x: &[f32], panel: &[f32], out: TileOutput) 
 /// The CPU has AVX-512. The output's columns of these rows are nobody else's.
 #[inline]
 #[target_feature(enable = "avx512f")]
-pub(super) unsafe fn write(sums: &[[__m512; 2]], out: TileOutput) {
+pub(in crate::cpu) unsafe fn write(sums: &[[__m512; 2]], out: TileOutput) {
     // One mask serves full and partial panels alike, so that both take the same path.
     let masks = masks(out.columns);
     for (row, sums) in sums.iter().enumerate() {
