@@ -540,6 +540,7 @@ impl Plan {
             shape,
             workload,
             mlp_rows: self.working.mlp_rows,
+            experts: time::planned_experts(shape, workload, machine),
             cached_experts: self.cached_experts(),
             machine,
         }

@@ -537,6 +537,7 @@ fn a_shared_pass_takes_no_longer_than_as_many_of_the_longest() {
             shape: &shape,
             workload: &workload,
             mlp_rows: 512,
+            experts: None,
             cached_experts: 0.0,
             machine: &machine,
         };
@@ -732,6 +733,7 @@ fn a_turn_of_2048_rows_decodes_an_mlp_once() {
                 shape: &shape,
                 workload: &workload,
                 mlp_rows,
+                experts: None,
                 cached_experts: 0.0,
                 machine: &machine(decode_s),
             };

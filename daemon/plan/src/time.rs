@@ -102,6 +102,8 @@ pub(super) struct TimingInput<'a> {
     pub(super) workload: &'a Workload,
     /// Rows that go through an MLP together; 0: all of them.
     pub(super) mlp_rows: usize,
+    /// What is known of a mixture's experts; `None` where the model has none.
+    pub(super) experts: Option<PlannedExperts>,
     /// Share of the streamed experts that have a slot of the expert cache.
     pub(super) cached_experts: f64,
     pub(super) machine: &'a Machine,
@@ -122,10 +124,6 @@ impl TimingInput<'_> {
     /// Rows that the layers compute.
     fn rows(&self) -> usize {
         usual_rows(self.shape, self.workload)
-    }
-
-    fn experts(&self) -> Option<PlannedExperts> {
-        planned_experts(self.shape, self.workload, self.machine)
     }
 }
 
@@ -174,8 +172,7 @@ fn by_rates(groups: &[WeightGroupPlan], input: &TimingInput<'_>) -> Option<PassT
         machine.pinned_memory_limit_bytes,
         streamed(groups),
     ));
-    let experts = input.experts();
-    let read_share = experts.map_or(1.0, |experts| {
+    let read_share = input.experts.map_or(1.0, |experts| {
         experts.read_share(input.rows(), input.cached_experts)
     });
     for group in groups {
@@ -349,7 +346,7 @@ fn linear(group: WeightGroup, tensor: &TensorPlan, input: &TimingInput<'_>) -> O
         _ => workload.usual_rows(),
     };
     // Of a mixture's experts, each has its share of the rows, and some have none.
-    let (rows, share) = match input.experts().filter(|_| group.is_expert()) {
+    let (rows, share) = match input.experts.filter(|_| group.is_expert()) {
         Some(experts) => expert_rows(&experts, rows),
         None => (rows, 1.0),
     };
