@@ -9,10 +9,7 @@ mod usage;
 use std::{
     collections::{BTreeMap, BTreeSet},
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, atomic::Ordering},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
@@ -31,6 +28,7 @@ use sluice_weights::WeightGroupPlan;
 
 use self::usage::ExpertUsage;
 use super::{
+    monitor::Monitor,
     pace::ReadPace,
     reader::{LoadedGroup, WeightReader},
     stats::{ExpertStats, StreamStats},
@@ -57,10 +55,7 @@ struct CacheShared {
     reader: Arc<WeightReader>,
     /// The experts, in the order of a pass. One that is on the device besides is never asked for.
     experts: Vec<WeightGroupPlan>,
-    state: Mutex<CacheState>,
-    changed: Condvar,
-    /// Set to cancel the present read.
-    abandon: AtomicBool,
+    monitor: Monitor<CacheState>,
 }
 
 #[derive(Debug)]
@@ -75,7 +70,6 @@ struct CacheState {
     slots: usize,
     /// A read that failed. The thread pauses until somebody asks for an expert.
     failed: Option<(usize, EngineError)>,
-    stopped: bool,
     stats: StreamStats,
     /// What the last visit of each layer came to.
     last_visits: Vec<ExpertStats>,
@@ -176,15 +170,12 @@ impl ExpertCache {
             usage: ExpertUsage::new(counts),
             slots: staging.expert_buffers,
             failed: None,
-            stopped: false,
             stats: StreamStats::default(),
         };
         let shared = Arc::new(CacheShared {
             reader,
             experts,
-            state: Mutex::new(state),
-            changed: Condvar::new(),
-            abandon: AtomicBool::new(false),
+            monitor: Monitor::new(state),
         });
         // A thread of its own: it blocks in reads, which a thread of the pool that computes must not.
         let thread = thread::Builder::new()
@@ -221,7 +212,7 @@ impl ExpertCache {
     /// When the layer has no experts here.
     pub(super) fn want(&self, layer: usize, experts: impl Iterator<Item = usize>) {
         let layer = self.layers[&layer];
-        let mut guard = self.shared.state();
+        let mut guard = self.shared.monitor.state();
         let state = &mut *guard;
         let first = state.usage.first(layer);
         let places: Vec<usize> = experts.map(|expert| first + expert).collect();
@@ -246,19 +237,19 @@ impl ExpertCache {
         // A read that had failed is tried again: the file may be whole by now.
         state.failed = None;
         drop(guard);
-        self.shared.changed.notify_all();
+        self.shared.monitor.notify();
     }
 
     /// An expert, if it is there.
     pub(super) fn try_take(&self, place: usize) -> Option<ExpertInUse> {
-        let mut state = self.shared.state();
+        let mut state = self.shared.monitor.state();
         self.in_use(&mut state, place)
     }
 
     /// Waits for an expert. Nobody else may hold as many as there are slots.
     pub(super) fn take(&self, place: usize) -> Result<ExpertInUse, EngineError> {
         let begun = Instant::now();
-        let mut state = self.shared.state();
+        let mut state = self.shared.monitor.state();
         loop {
             if let Some(expert) = self.in_use(&mut state, place) {
                 state.stats.waited += begun.elapsed();
@@ -272,8 +263,8 @@ impl ExpertCache {
             // Whoever asks out of turn has given up what comes before.
             state.wanted = state.wanted.split_off(&place);
             state.wanted.insert(place);
-            self.shared.changed.notify_all();
-            state = self.shared.wait(state);
+            self.shared.monitor.notify();
+            state = self.shared.monitor.wait(state);
         }
     }
 
@@ -295,12 +286,12 @@ impl ExpertCache {
 
     /// Time and bytes of reading so far, and what passes have touched.
     pub(super) fn stats(&self) -> StreamStats {
-        self.shared.state().stats
+        self.shared.monitor.state().stats
     }
 
     /// What the last visit of each of the model's layers that have experts came to.
     pub(super) fn last_visits(&self) -> Vec<(usize, ExpertStats)> {
-        let state = self.shared.state();
+        let state = self.shared.monitor.state();
         let layers = self.layers.iter();
         layers
             .map(|(&layer, &index)| (layer, state.last_visits[index]))
@@ -309,19 +300,18 @@ impl ExpertCache {
 
     /// The places of the experts that are in slots.
     pub(super) fn held(&self) -> Vec<usize> {
-        let state = self.shared.state();
+        let state = self.shared.monitor.state();
         state.ready.keys().chain(&state.in_use).copied().collect()
     }
 }
 
 impl Drop for ExpertCache {
     fn drop(&mut self) {
-        // Both under the lock: a thread that has checked one of them and is about to wait would miss the wake-up.
-        let mut state = self.shared.state();
-        state.stopped = true;
-        self.shared.abandon.store(true, Ordering::Relaxed);
+        // Under the lock: a thread that has looked at it and is about to wait would miss the wake-up.
+        let state = self.shared.monitor.state();
+        self.shared.monitor.abandon.store(true, Ordering::Relaxed);
         drop(state);
-        self.shared.changed.notify_all();
+        self.shared.monitor.notify();
         if let Some(thread) = self.thread.take() {
             // A panic has shown itself as an expert that never came.
             drop(thread.join());
@@ -330,51 +320,31 @@ impl Drop for ExpertCache {
 }
 
 impl CacheShared {
-    fn state(&self) -> MutexGuard<'_, CacheState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn wait<'a>(&self, state: MutexGuard<'a, CacheState>) -> MutexGuard<'a, CacheState> {
-        self.changed
-            .wait(state)
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Waits until `due`, or until the cache ends.
-    fn wait_until(&self, due: Instant) {
-        let mut state = self.state();
-        while !state.stopped {
-            let left = due.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return;
-            }
-            state = (self.changed.wait_timeout(state, left))
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
-        }
-    }
-
     /// The thread's loop.
     fn fill_slots(&self) {
         let mut pace = self.reader.limit_bytes_per_s().map(ReadPace::new);
-        let mut state = self.state();
-        while !state.stopped {
+        let mut state = self.monitor.state();
+        // Only the end of the cache cancels a read.
+        while !self.monitor.abandon.load(Ordering::Relaxed) {
             let Some((place, mut memory)) = state.start_next() else {
-                state = self.wait(state);
+                state = self.monitor.wait(state);
                 continue;
             };
             state.filling = Some(place);
             drop(state);
             let begun = Instant::now();
             let group = &self.experts[place];
-            let read = || self.reader.stream(group, memory.host_mut(), &self.abandon);
+            let read = || {
+                self.reader
+                    .stream(group, memory.host_mut(), &self.monitor.abandon)
+            };
             // Whoever waits for this expert must hear of it, even if reading panics.
             let result = catch_unwind(AssertUnwindSafe(read)).unwrap_or(Err(EngineError::Panicked));
             if let (Some(pace), Ok(Some(_))) = (&mut pace, &result) {
                 // With a read limit it is withheld until its bytes are due.
-                self.wait_until(pace.due(begun, group.file_bytes()));
+                self.monitor.wait_until(pace.due(begun, group.file_bytes()));
             }
-            state = self.state();
+            state = self.monitor.state();
             state.filling = None;
             match result {
                 Ok(Some(starts)) => {
@@ -398,7 +368,7 @@ impl CacheShared {
                     state.failed = Some((place, error));
                 }
             }
-            self.changed.notify_all();
+            self.monitor.notify();
         }
     }
 }
@@ -421,12 +391,12 @@ impl ExpertInUse {
 impl Drop for ExpertInUse {
     fn drop(&mut self) {
         if let Some(expert) = self.expert.take() {
-            let mut state = self.shared.state();
+            let mut state = self.shared.monitor.state();
             state.in_use.remove(&self.place);
             state.ready.insert(self.place, expert);
             drop(state);
             // Its slot may serve another now.
-            self.shared.changed.notify_all();
+            self.shared.monitor.notify();
         }
     }
 }

@@ -8,10 +8,7 @@
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, MutexGuard, atomic::Ordering},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
@@ -31,6 +28,7 @@ use sluice_weights::WeightGroupPlan;
 
 use super::{
     link::{BroughtGroup, CopyMarks, GpuLink, GroupTransfer, PinOutcome},
+    monitor::Monitor,
     pace::ReadPace,
     reader::{LoadedGroup, WeightReader},
     stats::StreamStats,
@@ -64,10 +62,7 @@ struct StreamShared {
     cycle: Vec<WeightGroupPlan>,
     /// The GPU that the staging buffers are on.
     gpu: Option<Gpu>,
-    state: Mutex<StreamState>,
-    changed: Condvar,
-    /// Set to cancel the present read.
-    abandon: AtomicBool,
+    monitor: Monitor<StreamState>,
 }
 
 #[derive(Debug)]
@@ -198,7 +193,7 @@ impl WeightStream {
             reader,
             cycle,
             gpu: link.as_ref().map(|link| link.gpu().clone()),
-            state: Mutex::new(StreamState {
+            monitor: Monitor::new(StreamState {
                 free: free.collect(),
                 ready: Vec::new(),
                 filling: None,
@@ -210,8 +205,6 @@ impl WeightStream {
                 stats: StreamStats::default(),
                 transfers: Vec::new(),
             }),
-            changed: Condvar::new(),
-            abandon: AtomicBool::new(false),
         });
         // A thread of its own: it blocks in reads and in waits, which a thread of the pool that computes must not.
         let thread = thread::Builder::new()
@@ -235,11 +228,11 @@ impl WeightStream {
         // Marked before the lock: the GPU's wait is measured from the last work that was sent until the copy has
         // arrived.
         let asked = gpu.map(Gpu::mark).transpose()?;
-        let mut state = self.shared.state();
+        let mut state = self.shared.monitor.state();
         if let Some((failed, _)) = state.failed.take() {
             // Nobody waited for it when it failed, and the file may be whole by now: it is tried again.
             state.next = failed;
-            self.shared.changed.notify_all();
+            self.shared.monitor.notify();
         }
         let ready = loop {
             if let Some(index) = state.ready.iter().position(|ready| ready.place == place) {
@@ -256,7 +249,7 @@ impl WeightStream {
             if state.filling != Some(place) && state.next != place {
                 // Out of turn: the pass before was given up. The cycle restarts from here.
                 state.next = place;
-                self.shared.abandon.store(true, Ordering::Relaxed);
+                self.shared.monitor.abandon.store(true, Ordering::Relaxed);
             }
             if state.filling != Some(place) && state.free.is_empty() {
                 // Ready groups are not the wanted one, or it would have been found: their buffers are needed.
@@ -265,8 +258,8 @@ impl WeightStream {
                     .free
                     .extend(stale.into_iter().map(ReadyGroup::into_free));
             }
-            self.shared.changed.notify_all();
-            state = self.shared.wait(state);
+            self.shared.monitor.notify();
+            state = self.shared.monitor.wait(state);
         };
         // Counted here and not when it was read: what was read for a pass that was given up has served nobody.
         state.stats.bytes += self.shared.cycle[place].bytes();
@@ -280,7 +273,7 @@ impl WeightStream {
                 drop(state);
                 gpu.begin_after(&arrival.end)?;
                 let got = gpu.mark()?;
-                self.shared.state().transfers.push(GroupTransfer {
+                self.shared.monitor.state().transfers.push(GroupTransfer {
                     arrival,
                     asked,
                     got,
@@ -297,13 +290,13 @@ impl WeightStream {
 
     /// Says in which direction groups will be taken from now on.
     pub(super) fn set_reversed(&self, reversed: bool) {
-        self.shared.state().reversed = reversed;
+        self.shared.monitor.state().reversed = reversed;
     }
 
     /// Ends the stream, once nothing is in flight. No buffer may be in use.
     pub(super) fn end(mut self) -> StreamRemains {
         let link = self.stop();
-        let mut state = self.shared.state();
+        let mut state = self.shared.monitor.state();
         let ready = std::mem::take(&mut state.ready);
         let free = std::mem::take(&mut state.free);
         // On a GPU, copies into ready buffers have arrived: `stop` has waited for all of the link's.
@@ -323,11 +316,11 @@ impl WeightStream {
 
     fn stop(&mut self) -> Option<GpuLink> {
         // Both under the lock: a thread that has checked one of them and is about to wait would miss the wake-up.
-        let mut state = self.shared.state();
+        let mut state = self.shared.monitor.state();
         state.stopped = true;
-        self.shared.abandon.store(true, Ordering::Relaxed);
+        self.shared.monitor.abandon.store(true, Ordering::Relaxed);
         drop(state);
-        self.shared.changed.notify_all();
+        self.shared.monitor.notify();
         // A panic of the thread has shown itself as a group that never came.
         let link = self.thread.take()?.join().ok().flatten();
         if let Some(link) = &link {
@@ -339,14 +332,14 @@ impl WeightStream {
 
     /// Time and bytes of streaming so far.
     pub(super) fn stats(&self) -> StreamStats {
-        let mut state = self.shared.state();
+        let mut state = self.shared.monitor.state();
         state.settle_transfers();
         state.stats
     }
 
     /// Places of the cycle that are filled, and the one being filled.
     pub(super) fn in_flight(&self) -> Vec<usize> {
-        let state = self.shared.state();
+        let state = self.shared.monitor.state();
         let ready = state.ready.iter().map(|ready| ready.place);
         ready.chain(state.filling).collect()
     }
@@ -359,36 +352,10 @@ impl Drop for WeightStream {
 }
 
 impl StreamShared {
-    fn state(&self) -> MutexGuard<'_, StreamState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn wait<'a>(&self, state: MutexGuard<'a, StreamState>) -> MutexGuard<'a, StreamState> {
-        self.changed
-            .wait(state)
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Waits until `due`; false if the present read is cancelled before.
-    fn wait_until(&self, due: Instant) -> bool {
-        let mut state = self.state();
-        // The lock is held while the flag is read. Cancels are set under it, so none falls between this look and the
-        // wait.
-        while !self.abandon.load(Ordering::Relaxed) {
-            let left = due.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return true;
-            }
-            let waited = self.changed.wait_timeout(state, left);
-            (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        }
-        false
-    }
-
     /// The thread's loop.
     fn fill_staging(&self, mut link: Option<GpuLink>) -> Option<GpuLink> {
         let mut pace = self.reader.limit_bytes_per_s().map(ReadPace::new);
-        let mut state = self.state();
+        let mut state = self.monitor.state();
         loop {
             if state.stopped {
                 return link;
@@ -398,11 +365,11 @@ impl StreamShared {
                 state = match (self.next_to_pin(&state, link.as_ref()), &mut link) {
                     (Some(place), Some(link)) => {
                         state.pinning = Some(place);
-                        self.abandon.store(false, Ordering::Relaxed);
+                        self.monitor.abandon.store(false, Ordering::Relaxed);
                         drop(state);
                         self.pin(place, link, pace.as_mut())
                     }
-                    _ => self.wait(state),
+                    _ => self.monitor.wait(state),
                 };
                 continue;
             };
@@ -410,7 +377,7 @@ impl StreamShared {
             // Set before the read, so that a `take` of another place can redirect it while the read runs.
             state.next = state.ahead(next, 1, self.cycle.len());
             // Reset under the lock, before the read begins: a cancel was for the read before.
-            self.abandon.store(false, Ordering::Relaxed);
+            self.monitor.abandon.store(false, Ordering::Relaxed);
             drop(state);
             let begun = Instant::now();
             let FreeBuffer { mut memory, used } = free;
@@ -422,11 +389,11 @@ impl StreamShared {
             if let (Some(pace), Ok(Some(brought))) = (&mut pace, &result)
                 // With a read limit the group is withheld until its bytes are due; a cancel ends that, too.
                 && let Some(since) = brought.read_since
-                && !self.wait_until(pace.due(since, group.file_bytes()))
+                && !self.monitor.wait_until(pace.due(since, group.file_bytes()))
             {
                 result = Ok(None);
             }
-            state = self.state();
+            state = self.monitor.state();
             state.filling = None;
             // The link belongs to this thread; all others see its bytes through the statistics.
             state.stats.pinned_bytes = link.as_ref().map_or(0, GpuLink::pinned_weight_bytes);
@@ -456,7 +423,7 @@ impl StreamShared {
                     state.failed = Some((next, error));
                 }
             }
-            self.changed.notify_all();
+            self.monitor.notify();
         }
     }
 
@@ -472,14 +439,20 @@ impl StreamShared {
             let begun = Instant::now();
             let starts = self
                 .reader
-                .stream(group, memory.host_mut(), &self.abandon)?;
+                .stream(group, memory.host_mut(), &self.monitor.abandon)?;
             return Ok(starts.map(|starts| BroughtGroup {
                 starts,
                 arrival: None,
                 read_since: Some(begun),
             }));
         };
-        link.send(&self.reader, group, memory.span(), used, &self.abandon)
+        link.send(
+            &self.reader,
+            group,
+            memory.span(),
+            used,
+            &self.monitor.abandon,
+        )
     }
 
     /// The next group that is to be kept in pinned memory: read while all staging buffers are full, so that later
@@ -495,8 +468,8 @@ impl StreamShared {
     /// Cancels a read into pinned memory where another group is wanted now.
     fn give_up_pinning(&self, state: &StreamState, wanted: usize) {
         if state.pinning.is_some_and(|place| place != wanted) {
-            self.abandon.store(true, Ordering::Relaxed);
-            self.changed.notify_all();
+            self.monitor.abandon.store(true, Ordering::Relaxed);
+            self.monitor.notify();
         }
     }
 
@@ -508,12 +481,12 @@ impl StreamShared {
         pace: Option<&mut ReadPace>,
     ) -> MutexGuard<'_, StreamState> {
         let (begun, group) = (Instant::now(), &self.cycle[place]);
-        let read = || link.pin(&self.reader, group, &self.abandon);
+        let read = || link.pin(&self.reader, group, &self.monitor.abandon);
         let result = catch_unwind(AssertUnwindSafe(read)).unwrap_or(Err(EngineError::Panicked));
         if let (Some(pace), Ok(PinOutcome::Read)) = (pace, &result) {
-            self.wait_until(pace.due(begun, group.file_bytes()));
+            self.monitor.wait_until(pace.due(begun, group.file_bytes()));
         }
-        let mut state = self.state();
+        let mut state = self.monitor.state();
         state.pinning = None;
         state.stats.pinned_bytes = link.pinned_weight_bytes();
         if let Err(error) = result {
@@ -550,7 +523,7 @@ impl Drop for StagedGroup {
                 }
                 mark
             });
-            let mut state = self.shared.state();
+            let mut state = self.shared.monitor.state();
             state.free.push(FreeBuffer {
                 memory: loaded.memory,
                 used,
@@ -559,7 +532,7 @@ impl Drop for StagedGroup {
             let next = state.next;
             self.shared.give_up_pinning(&state, next);
             drop(state);
-            self.shared.changed.notify_all();
+            self.shared.monitor.notify();
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The expert cache over a small model's file.
 
-use std::{fs, path::Path, time::SystemTime};
+use std::{fs, path::Path, sync::atomic::AtomicBool, time::SystemTime};
 
 use proptest::prelude::*;
 use sluice_checkpoint::{Checkpoint, Source, family::ModelConfig};
@@ -191,7 +191,7 @@ fn whoever_waits_for_what_cannot_be_read_is_told_and_may_try_again() {
     file.set_modified(modified).unwrap();
     world.visit(&cache, 1, &[2, 3]);
     let held = cache.held().len();
-    assert_eq!(cache.shared.state().free.len() + held, 4);
+    assert_eq!(cache.shared.monitor.state().free.len() + held, 4);
 }
 
 #[test]
@@ -200,7 +200,7 @@ fn a_limit_holds_nobody_up_who_wants_the_cache_to_end() {
     let cache = world.cache(4);
     world.want(&cache, 0, &[1]);
     let end = Instant::now() + Duration::from_secs(20);
-    while cache.shared.state().filling.is_none() {
+    while cache.shared.monitor.state().filling.is_none() {
         assert!(Instant::now() < end);
         thread::sleep(Duration::from_millis(1));
     }

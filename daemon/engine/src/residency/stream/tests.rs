@@ -1,6 +1,6 @@
 //! A reader that fails: who is told, and who is not.
 
-use std::{fs, path::PathBuf, time::SystemTime};
+use std::{fs, path::PathBuf, sync::atomic::AtomicBool, time::SystemTime};
 
 use sluice_checkpoint::{
     Checkpoint, Source,
@@ -97,8 +97,8 @@ fn setup_limited(bytes_per_s: Option<u64>) -> (TempDir, Weights, WeightStream) {
 /// Waits until the reader has nothing to do.
 fn wait_for(stream: &WeightStream, is_met: impl Fn(&StreamState) -> bool) {
     let end = Instant::now() + Duration::from_secs(20);
-    while !is_met(&stream.shared.state()) {
-        assert!(Instant::now() < end, "{:?}", stream.shared.state());
+    while !is_met(&stream.shared.monitor.state()) {
+        assert!(Instant::now() < end, "{:?}", stream.shared.monitor.state());
         thread::sleep(Duration::from_millis(1));
     }
 }
