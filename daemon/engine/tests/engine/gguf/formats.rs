@@ -27,25 +27,9 @@ fn rounds_rows(format: Format) -> bool {
     ops.rounds_rows(format)
 }
 
-/// A checkpoint whose rows all blocks divide.
-fn synthetic(folder: &Path) {
+fn write(folder: &Path, shape: Shape) {
     let synthesis = SynthOptions {
-        shape: Shape {
-            naming: TensorNaming::Llada,
-            layers: 2,
-            hidden_size: 256,
-            attention_heads: 4,
-            kv_heads: 2,
-            head_dim: 64,
-            intermediate_size: 512,
-            padded_vocab_size: 300,
-            context_length: 256,
-            causal: false,
-            tied: false,
-            biases: false,
-            qk_norms: false,
-            layer_kind: LayerKind::Attention,
-        },
+        shape,
         dtype: SynthDType::F32,
         seed: 5,
         family: None,
@@ -54,6 +38,27 @@ fn synthetic(folder: &Path) {
     };
     let never = AtomicBool::new(false);
     synthesis.write(folder, &never, &mut |_, _| {}).unwrap();
+}
+
+/// A checkpoint whose rows all blocks divide.
+fn synthetic(folder: &Path) {
+    let shape = Shape {
+        naming: TensorNaming::Llada,
+        layers: 2,
+        hidden_size: 256,
+        attention_heads: 4,
+        kv_heads: 2,
+        head_dim: 64,
+        intermediate_size: 512,
+        padded_vocab_size: 300,
+        context_length: 256,
+        causal: false,
+        tied: false,
+        biases: false,
+        qk_norms: false,
+        layer_kind: LayerKind::Attention,
+    };
+    write(folder, shape);
 }
 
 #[test]
@@ -101,35 +106,27 @@ fn every_format_is_computed_with_as_the_numbers_it_stands_for() {
 /// A mixture whose rows all blocks divide.
 fn synthetic_mixture(folder: &Path) {
     let like = PublishedShape::find("qwen3-30b-a3b").unwrap().shape();
-    let synthesis = SynthOptions {
-        shape: Shape {
-            layers: 2,
-            hidden_size: 256,
-            attention_heads: 4,
-            kv_heads: 2,
-            head_dim: 64,
+    let shape = Shape {
+        layers: 2,
+        hidden_size: 256,
+        attention_heads: 4,
+        kv_heads: 2,
+        head_dim: 64,
+        intermediate_size: 256,
+        padded_vocab_size: 300,
+        context_length: 256,
+        layer_kind: LayerKind::Mixture(ExpertShape {
+            count: 6,
+            per_token: 2,
             intermediate_size: 256,
-            padded_vocab_size: 300,
-            context_length: 256,
-            layer_kind: LayerKind::Mixture(ExpertShape {
-                count: 6,
-                per_token: 2,
-                intermediate_size: 256,
-                shared_intermediate_size: 0,
-                has_choice_bias: false,
-                dense_layers: 0,
-                layer_step: 1,
-            }),
-            ..like.clone()
-        },
-        dtype: SynthDType::F32,
-        seed: 5,
-        family: None,
-        router: SynthRouter::default(),
-        threads: 2,
+            shared_intermediate_size: 0,
+            has_choice_bias: false,
+            dense_layers: 0,
+            layer_step: 1,
+        }),
+        ..like.clone()
     };
-    let never = AtomicBool::new(false);
-    synthesis.write(folder, &never, &mut |_, _| {}).unwrap();
+    write(folder, shape);
 }
 
 #[test]
