@@ -185,6 +185,7 @@ async fn serve(
         weight_cache_bytes_max: config.weight_cache_limit.value.bytes(),
         // The very program that runs, even if its file was replaced since.
         tokenizer_program: Some(PathBuf::from("/proc/self/exe")),
+        routing_log: None,
     };
     let settings = settings::ModelSettings::new(
         settings::StartSettings {

@@ -61,13 +61,8 @@ pub struct Synth {
 /// A shape by its numbers.
 #[derive(Debug, Args)]
 struct CustomShape {
-    /// Layers
-    #[arg(
-        long,
-        value_name = "N",
-        conflicts_with = "shape",
-        required_unless_present = "shape"
-    )]
+    /// Layers [default: as many as the published model]
+    #[arg(long, value_name = "N", required_unless_present = "shape")]
     layers: Option<usize>,
 
     /// Hidden size
@@ -204,29 +199,14 @@ fn write(options: &Synth) -> Result<(), Failure> {
 
 impl Synth {
     fn resolved_shape(&self) -> Result<Shape, Failure> {
-        if let Some(preset) = self.shape {
-            return Ok(preset.shape().clone());
-        }
-        let given = |value: Option<usize>| value.expect("required without a shape");
-        let custom = &self.custom;
-        let (width, heads) = (given(custom.hidden_size), given(custom.attention_heads));
-        let shape = Shape {
-            naming: TensorNaming::Llada,
-            layers: given(custom.layers),
-            hidden_size: width,
-            attention_heads: heads,
-            kv_heads: custom.kv_heads.unwrap_or(heads),
-            head_dim: width.checked_div(heads).unwrap_or(0),
-            intermediate_size: given(custom.intermediate_size),
-            padded_vocab_size: given(custom.vocab_size),
-            context_length: custom.context_length.unwrap_or(4096),
-            causal: false,
-            tied: false,
-            biases: false,
-            qk_norms: false,
-            layer_kind: LayerKind::Attention,
+        let shape = match self.shape {
+            Some(preset) => Shape {
+                layers: self.custom.layers.unwrap_or(preset.shape().layers),
+                ..preset.shape().clone()
+            },
+            None => self.custom.shape(),
         };
-        match check(None, &shape) {
+        match check(self.shape.map(PublishedShape::family), &shape) {
             Ok(()) => Ok(shape),
             Err(CheckpointError::Config { key, problem }) => Err(Failure::Flag {
                 flag: flag_of(key),
@@ -237,10 +217,37 @@ impl Synth {
     }
 }
 
+impl CustomShape {
+    /// A LLaDA model of this shape.
+    ///
+    /// # Panics
+    /// When a number is missing that a published shape would give.
+    fn shape(&self) -> Shape {
+        let given = |value: Option<usize>| value.expect("required without a shape");
+        let (width, heads) = (given(self.hidden_size), given(self.attention_heads));
+        Shape {
+            naming: TensorNaming::Llada,
+            layers: given(self.layers),
+            hidden_size: width,
+            attention_heads: heads,
+            kv_heads: self.kv_heads.unwrap_or(heads),
+            head_dim: width.checked_div(heads).unwrap_or(0),
+            intermediate_size: given(self.intermediate_size),
+            padded_vocab_size: given(self.vocab_size),
+            context_length: self.context_length.unwrap_or(4096),
+            causal: false,
+            tied: false,
+            biases: false,
+            qk_norms: false,
+            layer_kind: LayerKind::Attention,
+        }
+    }
+}
+
 /// The flag that sets a key of `config.json`.
 fn flag_of(key: &'static str) -> &'static str {
     match key {
-        "n_layers" => "--layers",
+        "n_layers" | "num_hidden_layers" => "--layers",
         "d_model" => "--hidden-size",
         "n_heads" => "--attention-heads",
         "n_kv_heads" => "--kv-heads",

@@ -43,7 +43,7 @@ use sluice_checkpoint::{Source, calibration::ModelIdentity};
 use sluice_formats::DType;
 use sluice_machine::Instructions;
 use sluice_ops::{
-    self as ops, Ops, OpsError,
+    self as ops, Ops, OpsError, RoutingLog,
     device::{self, Device, GpuUnavailable, OpenedDevice},
     ledger,
 };
@@ -84,7 +84,7 @@ pub const PARALLEL_DEFAULT: usize = 4;
 pub const PARALLEL_MAX: usize = pass_runner::MLP_ROWS_MIN;
 
 /// Options to start an engine with.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub struct EngineOptions {
     /// The device that computes.
     pub device: device::DeviceChoice,
@@ -120,6 +120,8 @@ pub struct EngineOptions {
     ///
     /// [`Tokenizer::apart`]: sluice_tokenizer::Tokenizer::apart
     pub tokenizer_program: Option<PathBuf>,
+    /// What routers of mixtures choose is added to this log, for measurements.
+    pub routing_log: Option<RoutingLog>,
 }
 
 impl Default for EngineOptions {
@@ -138,6 +140,7 @@ impl Default for EngineOptions {
             keep_converted: false,
             weight_cache_bytes_max: None,
             tokenizer_program: None,
+            routing_log: None,
         }
     }
 }
@@ -182,7 +185,10 @@ impl Engine {
         gpu_unavailable: Option<GpuUnavailable>,
     ) -> Result<Self, EngineError> {
         let ledger = group.budget.ledger();
-        let ops = Ops::beside(group.device.clone(), ledger.clone(), &group.common_memory)?;
+        let mut ops = Ops::beside(group.device.clone(), ledger.clone(), &group.common_memory)?;
+        if let Some(log) = &group.options.routing_log {
+            ops.log_routings(log.clone());
+        }
         let state = EngineState::new(group.options.settings, group.budget_default, ledger.clone());
         let shared = Arc::new(Shared {
             queue: Queue::new(group.options.queue_max),

@@ -25,11 +25,7 @@ mod rotation;
 mod rwkv7;
 mod shapes;
 
-use std::{
-    ops::Range,
-    sync::{Arc, Mutex},
-    time::Instant,
-};
+use std::{ops::Range, sync::Arc, time::Instant};
 
 use sluice_formats::{DType, Format};
 use sluice_machine::MemoryKind;
@@ -54,7 +50,7 @@ pub use self::{
         RankingScore, SamplingParams, TopToken,
     },
     logits::LogitsRows,
-    mixture::Routing,
+    mixture::{Routing, RoutingLog},
     recurrent_state::{PassStates, RecurrentState, StatePart, StateShape},
     rwkv7::{ChannelFunction, TimeMixInputs, TimeMixVector},
     shapes::{AttentionShape, KvCacheShape, WINDOW_PASS_ROWS},
@@ -74,8 +70,7 @@ pub struct Ops {
     ledger: Ledger,
     pool: ActivationPool,
     backend: Backend,
-    /// Routings of all mixtures since they were taken last, if somebody wants them.
-    routings: Option<Mutex<Vec<Routing>>>,
+    routing_log: Option<RoutingLog>,
 }
 
 /// The device that the operations run on.
@@ -136,7 +131,7 @@ impl Ops {
             device,
             ledger,
             backend,
-            routings: None,
+            routing_log: None,
         }
     }
 

@@ -1,6 +1,6 @@
 //! Mixtures of experts: which rows go through which expert, and what comes of it.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sluice_formats::DType;
 use sluice_weights::{Router, Weight};
@@ -70,6 +70,23 @@ impl Routing {
     }
 }
 
+/// What routers chose, in the order of the layers that were computed: for measuring how many experts passes go through. It grows
+/// until it is taken.
+#[derive(Debug, Clone, Default)]
+pub struct RoutingLog(Arc<Mutex<Vec<Routing>>>);
+
+impl RoutingLog {
+    /// Takes what was logged since it was taken last.
+    #[must_use]
+    pub fn take(&self) -> Vec<Routing> {
+        std::mem::take(&mut *self.routings())
+    }
+
+    fn routings(&self) -> MutexGuard<'_, Vec<Routing>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl Ops {
     /// Chooses `per_row` experts for each row. Logits are computed in `f32`, whatever the device rounds elsewhere, `rows_max`
     /// rows at a time. A dry run, which has no logits, has all rows go through the first experts.
@@ -116,24 +133,15 @@ impl Ops {
             }
         }
         let routing = Routing::sorted(experts, per_row, &chosen, &weights);
-        if let Some(kept) = &self.routings {
-            let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
-            kept.push(routing.clone());
+        if let Some(log) = &self.routing_log {
+            log.routings().push(routing.clone());
         }
         Ok(routing)
     }
 
-    /// Keeps all routings from now on, for measuring how many experts passes go through.
-    pub fn keep_routings(&mut self) {
-        self.routings = Some(Mutex::default());
-    }
-
-    /// Takes the routings that were kept, in the order of the layers that were computed.
-    pub fn take_routings(&self) -> Vec<Routing> {
-        let kept = self.routings.as_ref();
-        kept.map_or_else(Vec::new, |kept| {
-            std::mem::take(&mut *kept.lock().unwrap_or_else(PoisonError::into_inner))
-        })
+    /// Adds all routings to this log from now on.
+    pub fn log_routings(&mut self, log: RoutingLog) {
+        self.routing_log = Some(log);
     }
 
     /// Adds rows of `x`, the outputs at these places, to the rows of `out` that they are of, times what they count. A row's

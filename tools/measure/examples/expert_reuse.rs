@@ -14,7 +14,7 @@ use std::{collections::BTreeSet, error::Error, path::Path, sync::atomic::AtomicB
 use sluice_engine::model::network::{Sequence, VisibleKeys, logits};
 use sluice_formats::noise::Noise;
 use sluice_measure::loaded::Loaded;
-use sluice_ops::{Ops, Routing, device::Device, ledger::Ledger};
+use sluice_ops::{Ops, Routing, RoutingLog, device::Device, ledger::Ledger};
 use sluice_shared::level::Level;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -26,7 +26,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let (blocks, prompt, threads) = (number(3)?, number(64)?, number(2)?);
     let mut ops = Ops::new(Device::cpu(threads)?, Ledger::default())?;
-    ops.keep_routings();
+    let log = RoutingLog::default();
+    ops.log_routings(log.clone());
     let loaded = Loaded::new(Path::new(&path), Level::Off, &ops)?;
     let mask = loaded.config.mask.ok_or("the model has no masks")?;
     let length = mask.blocks.ok_or("the model has no blocks")?.length;
@@ -58,7 +59,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             let rows = logits(&ops, &loaded.weights, &hidden)?;
             let (place, token) = most_certain(&rows, &canvas[start..], mask.token_id);
             canvas[start + place] = token;
-            let routings = ops.take_routings();
+            let routings = log.take();
             block.push(
                 routings
                     .iter()

@@ -360,6 +360,7 @@ impl CacheShared {
                         time: begun.elapsed(),
                         is_new: true,
                     };
+                    state.stats.experts.read += 1;
                     state.ready.insert(place, expert);
                 }
                 Ok(None) => state.free.push(memory),

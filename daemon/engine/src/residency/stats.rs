@@ -55,6 +55,8 @@ pub struct ExpertStats {
     pub fetched_ahead: u64,
     /// Those that had to be read when the router chose them.
     pub missed: u64,
+    /// Experts that were read, those that no pass has touched since included.
+    pub read: u64,
 }
 
 impl ExpertStats {
@@ -68,6 +70,7 @@ impl ExpertStats {
             hits: less(self.hits, before.hits),
             fetched_ahead: less(self.fetched_ahead, before.fetched_ahead),
             missed: less(self.missed, before.missed),
+            read: less(self.read, before.read),
         }
     }
 }
@@ -80,5 +83,6 @@ impl AddAssign for ExpertStats {
         self.hits += more.hits;
         self.fetched_ahead += more.fetched_ahead;
         self.missed += more.missed;
+        self.read += more.read;
     }
 }
