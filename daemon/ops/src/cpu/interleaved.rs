@@ -74,6 +74,8 @@ pub(super) struct QuantKernels {
 pub(super) struct ElementKernels {
     /// As [`QuantKernels::multiply`].
     pub(super) multiply: &'static [MultiplyElements],
+    /// For one packed row of `x` and more, by twice 16 rows; none where unpacking a panel first is faster.
+    pub(super) tiles: &'static [MultiplyTile],
     pub(super) dequantize: Dequantize,
 }
 
@@ -84,6 +86,11 @@ pub(super) type MultiplyQuants = unsafe fn(x: RoundedRows<'_>, weights: &[u8], o
 /// # Safety
 /// As [`MultiplyQuants`].
 pub(super) type MultiplyElements = unsafe fn(x: &[f32], weights: &[u8], out: TileOutput);
+
+/// # Safety
+/// As [`MultiplyQuants`].
+pub(super) type MultiplyTile =
+    unsafe fn(x: &[f32], step: usize, weights: [&[u8]; 2], out: TileOutput);
 
 /// # Safety
 /// The CPU has the kernel's instructions.

@@ -296,6 +296,9 @@ impl<'a> Tile<'a> {
                 self.gemm_pairs(kernel, weight, column, &block);
                 continue;
             }
+            if self.gemm_stored(weight, column, &block) {
+                continue;
+            }
             for (lane, rows) in rows_of_panel(weight) {
                 match (
                     Interleaved::of(self.instructions),
@@ -319,6 +322,33 @@ impl<'a> Tile<'a> {
             prefetch_next(weight, part, x.span());
             self.multiply_panel(&block, column, weight.rows);
         }
+    }
+
+    /// Multiplies packed rows by a panel of weights where they lie, if they lie beside each other and all columns are there: they
+    /// are unpacked by instructions that go beside those of the products.
+    fn gemm_stored(&self, weight: &Weight<'_>, column: usize, x: &PackedBlock<'_>) -> bool {
+        let rounds = matches!(self.factors, Factors::Rounded) && weight.format != Format::Bf16;
+        let Some(kernels) = Interleaved::of(self.instructions).filter(|_| !rounds) else {
+            return false;
+        };
+        let mut groups = beside(weight);
+        let (Some(low), Some(high)) = (groups.next(), groups.next()) else {
+            return false;
+        };
+        let tiles = (kernels.elements)(weight.format).tiles;
+        if tiles.is_empty() {
+            return false;
+        }
+        let stored = |elements: usize| ROWS * weight.format.bytes(elements);
+        let groups = [low, high].map(|group| &group[stored(x.part.start)..stored(x.part.end)]);
+        let mut out = self.out.part(&x.panels.rows(), column, weight.rows);
+        out.adds |= x.part.start > 0;
+        // SAFETY: `Interleaved::of` made sure of the instructions; rows and columns are of this tile alone.
+        unsafe {
+            let x = (x.panels, x.words, x.part.len());
+            self.kernel.gemm_stored(tiles, x, groups, out);
+        }
+        true
     }
 
     /// Dequantizes a part of the depth of 16 rows that lie beside each other, to the panel's lanes from `lane` on.

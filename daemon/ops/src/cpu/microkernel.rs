@@ -20,6 +20,7 @@ use sluice_machine::Instructions;
 
 use self::pairs::PairKernel;
 pub(super) use self::row_panels::RowPanels;
+use super::interleaved::MultiplyTile;
 
 /// How much of the depth is multiplied at a time: a panel of 32 weight rows takes 32 KiB then, and stays in a core's
 /// nearest cache while rows of `x` go by. An output is the sum of those of such blocks, each of them summed one element
@@ -306,12 +307,40 @@ impl Microkernel {
         out: TileOutput,
     ) {
         assert!(out.columns <= self.columns && panel.len().is_multiple_of(self.columns));
-        let len = panel.len() / self.columns * self.row_lanes;
         // The panel of weights (32 KiB) stays in L1 while the panels of `x` go past it.
-        for ((first, count), x) in rows.iter().zip(packed.chunks_exact(len)) {
+        for (first, count, x) in self.panels(rows, packed, panel.len() / self.columns) {
             // SAFETY: `of` made sure of the instructions; the caller vouches for the output, of whose rows these are some.
             unsafe { (self.tile)(count, x, panel, out.at_row(first)) };
         }
+    }
+
+    /// The same by a panel's weights as they are stored, 16 rows beside each other at a time.
+    ///
+    /// # Safety
+    /// As [`Microkernel::gemm_panel`]; the CPU has the instructions of `tiles`.
+    pub(super) unsafe fn gemm_stored(
+        &self,
+        tiles: &[MultiplyTile],
+        (rows, packed, depth): (&RowPanels, &[f32], usize),
+        weights: [&[u8]; 2],
+        out: TileOutput,
+    ) {
+        for (first, count, x) in self.panels(rows, packed, depth) {
+            // SAFETY: as the caller says.
+            unsafe { tiles[count - 1](x, self.row_lanes, weights, out.at_row(first)) };
+        }
+    }
+
+    /// Of each panel of packed rows the first row, the number of rows, and its elements.
+    fn panels<'a>(
+        &self,
+        rows: &RowPanels,
+        packed: &'a [f32],
+        depth: usize,
+    ) -> impl Iterator<Item = (usize, usize, &'a [f32])> {
+        let panels = packed.chunks_exact(depth * self.row_lanes);
+        let rows = rows.iter().zip(panels);
+        rows.map(|((first, count), x)| (first, count, x))
     }
 
     /// The panels of so many rows of `x`.

@@ -172,6 +172,72 @@ pub(super) unsafe fn multiply_elements<L, E, const COUNT: usize, const ROWS: usi
     unsafe { out.store::<L, ROWS>(totals) };
 }
 
+/// Multiplies `ROWS` packed rows of `x`, `step` elements from one of the depth to the next, by `GROUPS` times 16 rows of weights.
+///
+/// # Safety
+/// As [`Lanes`]; the output's elements are the caller's.
+#[inline(always)]
+pub(super) unsafe fn multiply_tile<
+    L,
+    E,
+    const COUNT: usize,
+    const GROUPS: usize,
+    const ROWS: usize,
+>(
+    x: &[f32],
+    step: usize,
+    weights: [&[u8]; GROUPS],
+    out: TileOutput,
+) where
+    L: Lanes,
+    E: Elements<COUNT>,
+{
+    let depth = x.len() / step;
+    assert!(ROWS <= step && out.columns == GROUPS * LANES);
+    assert!(
+        weights
+            .iter()
+            .all(|group| group.len() == LANES * E::FORMAT.bytes(depth))
+    );
+    // SAFETY: the lengths were compared, and all else is as the caller says.
+    unsafe {
+        let mut sums = [[L::zero(); GROUPS]; ROWS];
+        let mut elements = [[L::zero(); COUNT]; GROUPS];
+        for index in 0..depth / COUNT {
+            // No closures: they would not be compiled for the instructions.
+            for (elements, group) in elements.iter_mut().zip(weights) {
+                *elements = E::read::<L>(group.as_ptr(), index);
+                // A panel goes on with the piece behind this one.
+                let piece = index
+                    * const { COUNT * LANES * E::FORMAT.block_bytes() / E::FORMAT.block_len() };
+                L::prefetch(group.as_ptr().wrapping_add(group.len() + piece));
+            }
+            for (offset, x) in x[COUNT * step * index..]
+                .chunks_exact(step)
+                .take(COUNT)
+                .enumerate()
+            {
+                for (row, sums) in sums.iter_mut().enumerate() {
+                    let x = L::splat(*x.get_unchecked(row));
+                    for (sum, elements) in sums.iter_mut().zip(&elements) {
+                        *sum = L::multiply_add(x, elements[offset], *sum);
+                    }
+                }
+            }
+        }
+        for (row, sums) in sums.iter().enumerate() {
+            for (group, &sum) in sums.iter().enumerate() {
+                let place = out.start.add(row * out.stride + group * LANES);
+                let sum = match out.adds {
+                    true => L::add(L::numbers(place), sum),
+                    false => sum,
+                };
+                L::store(sum, place);
+            }
+        }
+    }
+}
+
 /// Unpacks blocks of quants to bytes, with scales and minima.
 ///
 /// # Safety
