@@ -21,7 +21,12 @@ use sluice_engine::{
 use sluice_measure::engine_options;
 use sluice_ops::{Routing, RoutingLog};
 use sluice_plan::Workload;
-use sluice_shared::{policy::PolicyChoice, sampling::EosPolicy, units};
+use sluice_shared::{
+    decoding::{Decoding, KvCacheReuse},
+    policy::PolicyChoice,
+    sampling::{EosPolicy, KvCacheMode},
+    units,
+};
 
 /// The experts that one layer of one pass goes through, numbered over all layers.
 type Visit = Vec<usize>;
@@ -70,6 +75,13 @@ fn main() -> Result<(), Box<dyn Error>> {
         block_length: block,
         eos: EosPolicy::Suppress,
         policy,
+        decoding: Decoding {
+            kv_cache: KvCacheReuse {
+                mode: KvCacheMode::Blocks,
+                ..KvCacheReuse::default()
+            },
+            ..Decoding::default()
+        },
         ..Generate::greedy(model.id, (1..=prompt as u32).collect(), blocks * block)
     };
     let reports = engine.passes(request, usize::MAX)?;

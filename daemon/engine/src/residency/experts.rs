@@ -14,6 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use sluice_formats::interleaved;
 use sluice_machine::{
     MemoryKind,
     page::{PAGE_BYTES, Page},
@@ -55,6 +56,7 @@ struct CacheShared {
     reader: Arc<WeightReader>,
     /// The experts, in the order of a pass. One that is on the device besides is never asked for.
     experts: Vec<WeightGroupPlan>,
+    interleaves: bool,
     monitor: Monitor<CacheState>,
 }
 
@@ -175,6 +177,7 @@ impl ExpertCache {
         let shared = Arc::new(CacheShared {
             reader,
             experts,
+            interleaves: device.interleaves_weights(),
             monitor: Monitor::new(state),
         });
         // A thread of its own: it blocks in reads, which a thread of the pool that computes must not.
@@ -335,8 +338,12 @@ impl CacheShared {
             let begun = Instant::now();
             let group = &self.experts[place];
             let read = || {
-                self.reader
-                    .stream(group, memory.host_mut(), &self.monitor.abandon)
+                let memory = memory.host_mut();
+                let starts = self.reader.stream(group, memory, &self.monitor.abandon)?;
+                if let (Some(starts), true) = (&starts, self.interleaves) {
+                    interleave(group, starts, memory);
+                }
+                Ok(starts)
             };
             // Whoever waits for this expert must hear of it, even if reading panics.
             let result = catch_unwind(AssertUnwindSafe(read)).unwrap_or(Err(EngineError::Panicked));
@@ -352,8 +359,7 @@ impl CacheShared {
                         memory,
                         starts,
                         compressed: self.reader.compressed(group),
-                        // As the file has them: most stay for a block and no longer.
-                        is_interleaved: false,
+                        is_interleaved: self.interleaves,
                     };
                     let expert = CachedExpert {
                         loaded,
@@ -370,6 +376,19 @@ impl CacheShared {
                 }
             }
             self.monitor.notify();
+        }
+    }
+}
+
+/// Makes rows lie beside each other, as those of all weights that stay: an expert serves ten passes or more.
+fn interleave(group: &WeightGroupPlan, starts: &[usize], memory: &mut [Page]) {
+    let bytes: &mut [u8] = bytemuck::cast_slice_mut(memory);
+    let mut scratch = Vec::new();
+    for (tensor, &start) in group.tensors.iter().zip(starts) {
+        if tensor.is_interleaved() {
+            let (format, width) = (tensor.storage.format(), tensor.width);
+            let rows = &mut bytes[start..][..tensor.bytes() as usize];
+            interleaved::interleave(format, width, rows, &mut scratch);
         }
     }
 }

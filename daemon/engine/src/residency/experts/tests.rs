@@ -99,15 +99,23 @@ impl World {
             compressed: vec![None; plan.tensors.len()],
             is_interleaved: false,
         };
-        for part in [TensorPart::Gate, TensorPart::Up, TensorPart::Down] {
+        for (tensor, part) in
+            (plan.tensors.iter()).zip([TensorPart::Gate, TensorPart::Up, TensorPart::Down])
+        {
             let [held, own] = [held.loaded(), &own].map(|loaded| {
                 let weight = weight(plan, Some(loaded), part, Default::default(), 0);
                 match weight.data {
-                    WeightData::Host(bytes) => bytes,
-                    _ => panic!("as the file has it"),
+                    WeightData::Host(bytes) => bytes.to_vec(),
+                    WeightData::Interleaved(rows) => {
+                        let mut bytes = rows.bytes.to_vec();
+                        let format = tensor.storage.format();
+                        interleaved::restore(format, tensor.width, &mut bytes, &mut Vec::new());
+                        bytes
+                    }
+                    _ => panic!("neither as the file has it nor interleaved"),
                 }
             });
-            assert_eq!(held, own);
+            assert!(held == own);
         }
     }
 }
