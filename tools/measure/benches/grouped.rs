@@ -1,25 +1,27 @@
 //! The grouped matmul of a mixture of experts beside a loop of `linear`, expert by expert: `cargo bench -p sluice-measure --bench
-//! grouped`, with `--profile dev` as tests and daemon are built. Tokens choose their experts by chance; both take turns, and
-//! medians count. The loop's rows lie ready, expert by expert.
+//! grouped`, with `--profile dev` as tests and daemon are built, and beside a dense matrix with as many outputs as a token's experts
+//! have. Tokens choose their experts by chance; all take turns, and medians count. The loop's rows lie ready, expert by expert.
 
 use sluice_formats::{DType, Format, interleaved, noise::Noise};
 use sluice_measure::{Result, instructions};
 use sluice_ops::{Ops, device::Device, ledger::Ledger};
 use sluice_weights::{InterleavedRows, Weight, WeightData};
 
-/// A projection of OLMoE's experts.
-const EXPERTS: usize = 64;
+/// A projection of LLaDA2.0-mini's experts.
+const EXPERTS: usize = 256;
 const WIDTH: usize = 2048;
-const OUTPUTS: usize = 1024;
+const OUTPUTS: usize = 512;
 /// Experts of a token.
 const CHOSEN: usize = 8;
-const TOKENS: [usize; 4] = [1, 32, 128, 512];
+const TOKENS: [usize; 5] = [1, 8, 32, 128, 512];
 const ROUNDS: usize = 31;
 const SEED: u64 = 1;
 
 fn main() -> Result<()> {
-    println!("format  tokens  experts   linear ms   grouped ms   ratio");
-    for format in [Format::Q4K, Format::Q8_0] {
+    println!(
+        "format  tokens  experts   linear ms   grouped ms   ratio   dense ms   grouped's rate of dense"
+    );
+    for format in [Format::Bf16, Format::Q8_0, Format::Q4K] {
         let bytes = stored(format);
         let all = Weight {
             format,
@@ -35,32 +37,35 @@ fn main() -> Result<()> {
             .map(|expert| all.rows(expert * OUTPUTS, (expert + 1) * OUTPUTS))
             .collect();
         for tokens in TOKENS {
-            let [alone, grouped] = compare(&experts, &offsets(tokens))?;
+            let dense = all.rows(0, CHOSEN * OUTPUTS);
+            let [alone, grouped, dense] = compare(&experts, &dense, &offsets(tokens))?;
             let used = offsets(tokens)
                 .array_windows()
                 .filter(|[from, to]| from < to)
                 .count();
             println!(
-                "{:<7} {tokens:>6} {used:>8} {:>11.2} {:>12.2} {:>7.2}",
+                "{:<7} {tokens:>6} {used:>8} {:>11.2} {:>12.2} {:>7.2} {:>10.2} {:>7.0} %",
                 format.name(),
                 1e3 * alone,
                 1e3 * grouped,
-                alone / grouped
+                alone / grouped,
+                1e3 * dense,
+                100.0 * dense / grouped
             );
         }
     }
     Ok(())
 }
 
-/// Seconds of the loop and of the grouped matmul.
-fn compare(experts: &[Weight<'_>], offsets: &[usize]) -> Result<[f64; 2]> {
+/// Seconds of the loop, of the grouped matmul, and of as many tokens by the dense matrix.
+fn compare(experts: &[Weight<'_>], dense: &Weight<'_>, offsets: &[usize]) -> Result<[f64; 3]> {
     let ops = Ops::new(
         Device::cpu(0)?.with_instructions(instructions()?),
         Ledger::default(),
     )?;
     let rows = offsets[EXPERTS];
-    // Rows twice, together and expert by expert, and their products.
-    ops.reserve((2 * rows * (WIDTH + OUTPUTS) * size_of::<f32>()) as u64)?;
+    // Rows three times, together, expert by expert and of tokens, and their products.
+    ops.reserve((3 * rows * (WIDTH + OUTPUTS) * size_of::<f32>()) as u64)?;
     let values = numbers(rows * WIDTH);
     let x = ops.matrix(rows, WIDTH, &values, DType::F32)?;
     let mut groups = Vec::new();
@@ -70,7 +75,9 @@ fn compare(experts: &[Weight<'_>], offsets: &[usize]) -> Result<[f64; 2]> {
             groups.push((ops.matrix(to - from, WIDTH, values, DType::F32)?, expert));
         }
     }
-    let mut times = [Vec::new(), Vec::new()];
+    let tokens = rows / CHOSEN;
+    let of_tokens = ops.matrix(tokens, WIDTH, &values[..tokens * WIDTH], DType::F32)?;
+    let mut times = [const { Vec::new() }; 3];
     for _ in 0..ROUNDS {
         times[0].push(ops.time(1, &mut || {
             groups
@@ -80,6 +87,7 @@ fn compare(experts: &[Weight<'_>], offsets: &[usize]) -> Result<[f64; 2]> {
         times[1].push(ops.time(1, &mut || {
             ops.grouped_linear(&x, experts, offsets).map(drop)
         })?);
+        times[2].push(ops.time(1, &mut || ops.linear(&of_tokens, dense).map(drop))?);
     }
     Ok(times.map(|mut times| {
         times.sort_by(f64::total_cmp);
