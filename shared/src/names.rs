@@ -1,15 +1,20 @@
 //! Short names for models, and suggestions for misspelt names.
 //!
-//! The table is the one place for short names: `sluice run llada`, `sluice pull smollm2:135m`. Each names a repository
-//! of a supported family, and for GGUF the label of one file that is a good compromise.
+//! The table is the one place for short names, repositories and licences of published models: `sluice run llada`,
+//! `sluice pull smollm2:135m`, `sluice plan --all`. Each short name stands for a repository of a supported family, and for
+//! GGUF the label of one file that is a good compromise. Where a shape is known (`sluice_checkpoint::family::PublishedShape`),
+//! it has the name of a row.
 
-/// A short name and the model's name at the hub.
+/// A published model: its short name, its name at the hub, and its licence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ShortName {
+pub struct PublishedModel {
     /// What people type, in lower case.
     pub short: &'static str,
     /// `OWNER/NAME`, with `:LABEL` for one of several GGUF files.
     pub full: &'static str,
+    /// The licence as the model card names it; `None` where no source for it is at hand. What a downloaded model's own
+    /// files say is shown for that model, whatever stands here.
+    pub licence: Option<&'static str>,
 }
 
 /// The name of the model that is built into the daemon.
@@ -17,60 +22,173 @@ pub const DEMONSTRATION: &str = "demo";
 /// The same model's name in the daemon's list.
 pub const DEMONSTRATION_MODEL: &str = "sluice-demo";
 
-const fn row(short: &'static str, full: &'static str) -> ShortName {
-    ShortName { short, full }
+const fn row(
+    short: &'static str,
+    full: &'static str,
+    licence: Option<&'static str>,
+) -> PublishedModel {
+    PublishedModel {
+        short,
+        full,
+        licence,
+    }
 }
 
+const APACHE: Option<&str> = Some("apache-2.0");
+const MIT: Option<&str> = Some("mit");
+
 /// All short names, by family.
-pub const SHORT_NAMES: &[ShortName] = &[
-    row("llada", "GSAI-ML/LLaDA-8B-Instruct"),
-    row("llada:8b", "GSAI-ML/LLaDA-8B-Instruct"),
-    row("llada:1.5", "GSAI-ML/LLaDA-1.5"),
-    row("llada:base", "GSAI-ML/LLaDA-8B-Base"),
-    row("dream", "Dream-org/Dream-v0-Instruct-7B"),
-    row("dream:7b", "Dream-org/Dream-v0-Instruct-7B"),
-    row("dream:base", "Dream-org/Dream-v0-Base-7B"),
-    row("dream-coder", "Dream-org/Dream-Coder-v0-Instruct-7B"),
-    row("smollm2", "bartowski/SmolLM2-1.7B-Instruct-GGUF:Q4_K_M"),
+pub const SHORT_NAMES: &[PublishedModel] = &[
+    row("llada", "GSAI-ML/LLaDA-8B-Instruct", MIT),
+    row("llada:8b", "GSAI-ML/LLaDA-8B-Instruct", MIT),
+    row("llada-8b", "GSAI-ML/LLaDA-8B-Instruct", MIT),
+    row("llada:1.5", "GSAI-ML/LLaDA-1.5", MIT),
+    row("llada:base", "GSAI-ML/LLaDA-8B-Base", MIT),
+    row("llada-moe", "inclusionAI/LLaDA-MoE-7B-A1B-Instruct", APACHE),
+    row(
+        "llada-moe-7b",
+        "inclusionAI/LLaDA-MoE-7B-A1B-Instruct",
+        APACHE,
+    ),
+    row("llada2-mini", "inclusionAI/LLaDA2.0-mini", APACHE),
+    row("llada2-flash", "inclusionAI/LLaDA2.0-flash", APACHE),
+    row("llada2.1-mini", "inclusionAI/LLaDA2.1-mini", APACHE),
+    row("llada2.1-flash", "inclusionAI/LLaDA2.1-flash", APACHE),
+    row("dream", "Dream-org/Dream-v0-Instruct-7B", APACHE),
+    row("dream:7b", "Dream-org/Dream-v0-Instruct-7B", APACHE),
+    row("dream-7b", "Dream-org/Dream-v0-Instruct-7B", APACHE),
+    row("dream:base", "Dream-org/Dream-v0-Base-7B", APACHE),
+    row(
+        "dream-coder",
+        "Dream-org/Dream-Coder-v0-Instruct-7B",
+        APACHE,
+    ),
+    row("sdar-1.7b", "JetLM/SDAR-1.7B-Chat", None),
+    row("sdar-4b", "JetLM/SDAR-4B-Chat", None),
+    row("sdar-8b", "JetLM/SDAR-8B-Chat", APACHE),
+    row("sdar-30b-a3b", "JetLM/SDAR-30B-A3B-Chat", None),
+    row("trado-4b", "Gen-Verse/TraDo-4B-Instruct", None),
+    row("trado-8b", "Gen-Verse/TraDo-8B-Instruct", MIT),
+    row(
+        "fast-dllm-1.5b",
+        "Efficient-Large-Model/Fast_dLLM_v2_1.5B",
+        APACHE,
+    ),
+    row(
+        "fast-dllm-7b",
+        "Efficient-Large-Model/Fast_dLLM_v2_7B",
+        APACHE,
+    ),
+    row(
+        "nemotron-ld-8b",
+        "nvidia/Nemotron-Labs-Diffusion-8B",
+        Some("nvidia-nemotron-open-model-license"),
+    ),
+    row("rnd1-base", "radicalnumerics/RND1-Base-0910", APACHE),
+    row(
+        "smollm2",
+        "bartowski/SmolLM2-1.7B-Instruct-GGUF:Q4_K_M",
+        None,
+    ),
     row(
         "smollm2:1.7b",
         "bartowski/SmolLM2-1.7B-Instruct-GGUF:Q4_K_M",
+        None,
     ),
     row(
         "smollm2:360m",
         "bartowski/SmolLM2-360M-Instruct-GGUF:Q4_K_M",
+        None,
     ),
     row(
         "smollm2:135m",
         "bartowski/SmolLM2-135M-Instruct-GGUF:Q4_K_M",
+        None,
     ),
-    row("qwen2.5", "bartowski/Qwen2.5-7B-Instruct-GGUF:Q4_K_M"),
-    row("qwen2.5:7b", "bartowski/Qwen2.5-7B-Instruct-GGUF:Q4_K_M"),
-    row("qwen2.5:3b", "bartowski/Qwen2.5-3B-Instruct-GGUF:Q4_K_M"),
+    row("qwen2.5", "bartowski/Qwen2.5-7B-Instruct-GGUF:Q4_K_M", None),
+    row(
+        "qwen2.5:7b",
+        "bartowski/Qwen2.5-7B-Instruct-GGUF:Q4_K_M",
+        None,
+    ),
+    row(
+        "qwen2.5:3b",
+        "bartowski/Qwen2.5-3B-Instruct-GGUF:Q4_K_M",
+        None,
+    ),
     row(
         "qwen2.5:1.5b",
         "bartowski/Qwen2.5-1.5B-Instruct-GGUF:Q4_K_M",
+        None,
     ),
     row(
         "qwen2.5:0.5b",
         "bartowski/Qwen2.5-0.5B-Instruct-GGUF:Q4_K_M",
+        None,
     ),
-    row("qwen3", "Qwen/Qwen3-8B-GGUF:Q4_K_M"),
-    row("qwen3:8b", "Qwen/Qwen3-8B-GGUF:Q4_K_M"),
-    row("qwen3:4b", "Qwen/Qwen3-4B-GGUF:Q4_K_M"),
-    row("qwen3:1.7b", "Qwen/Qwen3-1.7B-GGUF:Q8_0"),
-    row("qwen3:0.6b", "Qwen/Qwen3-0.6B-GGUF:Q8_0"),
-    row("llama3.2", "bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M"),
-    row("llama3.2:3b", "bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M"),
-    row("llama3.2:1b", "bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M"),
+    row("qwen3", "Qwen/Qwen3-8B-GGUF:Q4_K_M", None),
+    row("qwen3:8b", "Qwen/Qwen3-8B-GGUF:Q4_K_M", None),
+    row("qwen3:4b", "Qwen/Qwen3-4B-GGUF:Q4_K_M", None),
+    row("qwen3:1.7b", "Qwen/Qwen3-1.7B-GGUF:Q8_0", None),
+    row("qwen3:0.6b", "Qwen/Qwen3-0.6B-GGUF:Q8_0", None),
+    row(
+        "llama3.2",
+        "bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M",
+        None,
+    ),
+    row(
+        "llama3.2:3b",
+        "bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M",
+        None,
+    ),
+    row(
+        "llama3.2:1b",
+        "bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M",
+        None,
+    ),
     row(
         "llama3.1",
         "bartowski/Meta-Llama-3.1-8B-Instruct-GGUF:Q4_K_M",
+        None,
     ),
     row(
         "llama3.1:8b",
         "bartowski/Meta-Llama-3.1-8B-Instruct-GGUF:Q4_K_M",
+        None,
     ),
+    row("qwen3-0.6b", "Qwen/Qwen3-0.6B", APACHE),
+    row("qwen3-1.7b", "Qwen/Qwen3-1.7B", APACHE),
+    row("qwen3-4b", "Qwen/Qwen3-4B", APACHE),
+    row("qwen3-8b", "Qwen/Qwen3-8B", APACHE),
+    row("qwen3-30b-a3b", "Qwen/Qwen3-30B-A3B", APACHE),
+    row(
+        "tinyllama-1.1b",
+        "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
+        APACHE,
+    ),
+    row(
+        "llama-3.1-8b",
+        "meta-llama/Llama-3.1-8B-Instruct",
+        Some("llama3.1"),
+    ),
+    row(
+        "llama-3-70b",
+        "meta-llama/Meta-Llama-3-70B-Instruct",
+        Some("llama3"),
+    ),
+];
+
+/// Published models with a shape to plan and to synthesize, and no repository that a download takes as a whole.
+pub const ONLY_SHAPES: &[PublishedModel] = &[
+    row(
+        "llada-1b",
+        "arXiv 2502.09992, the model of 1.49 B parameters",
+        None,
+    ),
+    row("rwkv7-0.1b", "BlinkDL/rwkv-7-world", APACHE),
+    row("rwkv7-0.4b", "BlinkDL/rwkv-7-world", APACHE),
+    row("rwkv7-1.5b", "BlinkDL/rwkv-7-world", APACHE),
+    row("rwkv7-2.9b", "BlinkDL/rwkv-7-world", APACHE),
 ];
 
 /// Most names that are suggested at once.
@@ -87,6 +205,26 @@ pub fn full(name: &str) -> Option<&'static str> {
         .iter()
         .find(|row| row.short.eq_ignore_ascii_case(name));
     row.map(|row| row.full)
+}
+
+/// The published model whose shape has this name.
+#[must_use]
+pub fn published(shape: &str) -> Option<&'static PublishedModel> {
+    let mut rows = SHORT_NAMES.iter().chain(ONLY_SHAPES);
+    rows.find(|row| row.short == shape)
+}
+
+/// The short names of each model, the names of one model together, in the order of the table.
+#[must_use]
+pub fn by_model() -> Vec<(Vec<&'static str>, &'static PublishedModel)> {
+    let mut models: Vec<(Vec<&str>, &PublishedModel)> = Vec::new();
+    for row in SHORT_NAMES {
+        match models.iter_mut().find(|(_, known)| known.full == row.full) {
+            Some((names, _)) => names.push(row.short),
+            None => models.push((vec![row.short], row)),
+        }
+    }
+    models
 }
 
 /// Known names and short names that may have been meant, the likeliest first; none for a text too long to be a name.
@@ -150,8 +288,23 @@ mod tests {
             assert!(!owner.is_empty() && !name.contains('/'), "{}", row.full);
             // GGUF repositories have several files, of which one has to be named.
             assert_eq!(name.contains("GGUF"), name.contains(':'), "{}", row.full);
-            let same = SHORT_NAMES.iter().filter(|other| other.short == row.short);
+            let all = SHORT_NAMES.iter().chain(ONLY_SHAPES);
+            let same = all.filter(|other| other.short == row.short);
             assert_eq!(same.count(), 1, "{}", row.short);
+            // A model has one licence, whatever it is called.
+            let of_model = SHORT_NAMES.iter().filter(|other| other.full == row.full);
+            assert!(of_model.clone().all(|other| other.licence == row.licence));
+        }
+    }
+
+    #[test]
+    fn the_documentation_has_each_model_with_its_names_and_licence() {
+        let page = include_str!("../../docs/models.md");
+        for (short, model) in by_model() {
+            let short: Vec<_> = short.iter().map(|name| format!("`{name}`")).collect();
+            let licence = model.licence.unwrap_or_default();
+            let row = format!("| {} | {} | {licence} |", short.join(", "), model.full);
+            assert!(page.lines().any(|line| line == row), "{row}");
         }
     }
 
@@ -173,6 +326,8 @@ mod tests {
     #[test]
     fn misspelt_names_are_recognised() {
         assert_eq!(near("lada", [])[0], "llada");
+        assert_eq!(near("llada2-mni", [])[0], "llada2-mini");
+        assert_eq!(near("llada2mini", [])[0], "llada2-mini");
         assert_eq!(near("smolm2", [])[0], "smollm2");
         assert_eq!(near("llama3.2:2b", [])[0], "llama3.2:3b");
         assert!(

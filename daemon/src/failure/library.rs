@@ -3,7 +3,7 @@
 use std::io;
 
 use sluice_hub::HubError;
-use sluice_shared::units;
+use sluice_shared::{names, units};
 use tonic::Code;
 
 use super::{Failure, row::ErrorRow};
@@ -12,8 +12,18 @@ use crate::state::SaveError;
 /// Rows of the library; others have none here.
 pub(super) fn of(failure: &Failure) -> ErrorRow {
     match failure {
-        Failure::ModelName(_) => ErrorRow::invalid("INVALID_NAME", "model")
-            .hint("write it as the hub does, such as GSAI-ML/LLaDA-8B-Instruct"),
+        Failure::ModelName(error) => {
+            let row = ErrorRow::invalid("INVALID_NAME", "model");
+            // No name of the hub lacks the slash, so what does is meant as a short name.
+            match &names::near(&error.text, [])[..] {
+                near if !near.is_empty() && !error.text.contains('/') => {
+                    row.hint(format!("did you mean {}?", near.join(", or ")))
+                }
+                _ => row.hint(
+                    "write it as the hub does, such as GSAI-ML/LLaDA-8B-Instruct; `sluice run --help` lists short names",
+                ),
+            }
+        }
         Failure::UnknownModel {
             model,
             is_partial,

@@ -2,7 +2,7 @@
 
 use sluice_shared::{
     level::Level,
-    names::SHORT_NAMES,
+    names,
     policy::{APART_NAME, POLICIES, ParameterInfo, PolicyInfo},
     preset::{PRESETS, Preset, PresetInfo},
 };
@@ -449,8 +449,8 @@ Ctrl-C stops an answer; twice at the prompt, or Ctrl-D, it ends the conversation
 
 pub(super) fn run() -> String {
     let mut names = String::new();
-    for row in SHORT_NAMES {
-        names += &format!("\n  {:<14} {}", row.short, row.full);
+    for (short, model) in names::by_model() {
+        names += &format!("\n  {:<26} {}", short.join(", "), model.full);
     }
     format!(
         "\
@@ -473,7 +473,7 @@ It is loaded in place of the current model. Then PROMPT is answered, or on a ter
 `sluice chat`: see `sluice chat --help`.
 
 Short names, which other commands accept as well:
-  demo           the small demonstration model inside sluiced{names}
+  demo                       the small demonstration model inside sluiced{names}
 
 With --json each line is an object, as with `sluice generate`."
     )

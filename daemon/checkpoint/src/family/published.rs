@@ -1,5 +1,6 @@
 //! Shapes of published models.
 
+use sluice_shared::names::{self, PublishedModel};
 use sluice_weights::{
     ExpertShape, LayerKind, RECURRENT_CONTEXT_LENGTH, RWKV7_HEAD_DIM, Rwkv7Ranks, Shape,
     TensorNaming,
@@ -12,8 +13,6 @@ use super::{Family, ModelConfig};
 pub struct PublishedShape {
     /// The name that users type.
     pub name: &'static str,
-    /// Where the model is published.
-    pub repository: &'static str,
     family: Family,
     shape: Shape,
 }
@@ -29,6 +28,15 @@ impl PublishedShape {
     #[must_use]
     pub fn config(&self) -> ModelConfig {
         ModelConfig::of(self.family, &self.shape)
+    }
+
+    /// Where the model is published, and its licence.
+    ///
+    /// # Panics
+    /// When the table of published models lacks the shape's name.
+    #[must_use]
+    pub fn published(&self) -> &'static PublishedModel {
+        names::published(self.name).expect("each shape has a row, as a test checks")
     }
 
     /// The family that it belongs to.
@@ -49,7 +57,6 @@ impl PublishedShape {
 pub static PUBLISHED_SHAPES: [PublishedShape; 26] = [
     PublishedShape {
         name: "llada-8b",
-        repository: "GSAI-ML/LLaDA-8B-Instruct",
         family: Family::Llada,
         shape: Shape {
             naming: TensorNaming::Llada,
@@ -70,7 +77,6 @@ pub static PUBLISHED_SHAPES: [PublishedShape; 26] = [
     },
     PublishedShape {
         name: "llada-1b",
-        repository: "arXiv 2502.09992, the model of 1.49 B parameters",
         family: Family::Llada,
         shape: Shape {
             naming: TensorNaming::Llada,
@@ -91,7 +97,6 @@ pub static PUBLISHED_SHAPES: [PublishedShape; 26] = [
     },
     PublishedShape {
         name: "tinyllama-1.1b",
-        repository: "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
         family: Family::Llama,
         shape: Shape {
             naming: TensorNaming::HuggingFace,
@@ -112,7 +117,6 @@ pub static PUBLISHED_SHAPES: [PublishedShape; 26] = [
     },
     PublishedShape {
         name: "llama-3.1-8b",
-        repository: "meta-llama/Llama-3.1-8B-Instruct",
         family: Family::Llama,
         shape: Shape {
             naming: TensorNaming::HuggingFace,
@@ -133,7 +137,6 @@ pub static PUBLISHED_SHAPES: [PublishedShape; 26] = [
     },
     PublishedShape {
         name: "llama-3-70b",
-        repository: "meta-llama/Meta-Llama-3-70B-Instruct",
         family: Family::Llama,
         shape: Shape {
             naming: TensorNaming::HuggingFace,
@@ -154,7 +157,6 @@ pub static PUBLISHED_SHAPES: [PublishedShape; 26] = [
     },
     PublishedShape {
         name: "dream-7b",
-        repository: "Dream-org/Dream-v0-Instruct-7B",
         family: Family::Dream,
         shape: Shape {
             naming: TensorNaming::HuggingFace,
@@ -173,33 +175,20 @@ pub static PUBLISHED_SHAPES: [PublishedShape; 26] = [
             layer_kind: LayerKind::Attention,
         },
     },
-    qwen3("qwen3-0.6b", "Qwen/Qwen3-0.6B", 28, [1024, 3072], 16, true),
-    qwen3("qwen3-1.7b", "Qwen/Qwen3-1.7B", 28, [2048, 6144], 16, true),
-    qwen3("qwen3-4b", "Qwen/Qwen3-4B", 36, [2560, 9728], 32, true),
-    qwen3("qwen3-8b", "Qwen/Qwen3-8B", 36, [4096, 12288], 32, false),
-    fast_dllm(
-        "fast-dllm-1.5b",
-        "Efficient-Large-Model/Fast_dLLM_v2_1.5B",
-        [1536, 8960, 151_936],
-        [12, 2],
-        true,
-    ),
-    fast_dllm(
-        "fast-dllm-7b",
-        "Efficient-Large-Model/Fast_dLLM_v2_7B",
-        [3584, 18_944, 152_064],
-        [28, 4],
-        false,
-    ),
-    sdar("sdar-1.7b", "JetLM/SDAR-1.7B-Chat", 28, [2048, 6144], 16),
-    sdar("sdar-4b", "JetLM/SDAR-4B-Chat", 36, [2560, 9728], 32),
-    sdar("sdar-8b", "JetLM/SDAR-8B-Chat", 36, [4096, 12288], 32),
-    qwen3_moe("qwen3-30b-a3b", "Qwen/Qwen3-30B-A3B", Family::Qwen3Moe),
-    qwen3_moe("sdar-30b-a3b", "JetLM/SDAR-30B-A3B-Chat", Family::SdarMoe),
-    qwen3_moe("rnd1-base", "radicalnumerics/RND1-Base-0910", Family::Rnd1),
+    qwen3("qwen3-0.6b", 28, [1024, 3072], 16, true),
+    qwen3("qwen3-1.7b", 28, [2048, 6144], 16, true),
+    qwen3("qwen3-4b", 36, [2560, 9728], 32, true),
+    qwen3("qwen3-8b", 36, [4096, 12288], 32, false),
+    fast_dllm("fast-dllm-1.5b", [1536, 8960, 151_936], [12, 2], true),
+    fast_dllm("fast-dllm-7b", [3584, 18_944, 152_064], [28, 4], false),
+    sdar("sdar-1.7b", 28, [2048, 6144], 16),
+    sdar("sdar-4b", 36, [2560, 9728], 32),
+    sdar("sdar-8b", 36, [4096, 12288], 32),
+    qwen3_moe("qwen3-30b-a3b", Family::Qwen3Moe),
+    qwen3_moe("sdar-30b-a3b", Family::SdarMoe),
+    qwen3_moe("rnd1-base", Family::Rnd1),
     PublishedShape {
         name: "llada-moe-7b",
-        repository: "inclusionAI/LLaDA-MoE-7B-A1B-Instruct",
         family: Family::LladaMoe,
         shape: Shape {
             naming: TensorNaming::HuggingFace,
@@ -226,25 +215,10 @@ pub static PUBLISHED_SHAPES: [PublishedShape; 26] = [
             }),
         },
     },
-    llada2(
-        "llada2-mini",
-        "inclusionAI/LLaDA2.0-mini",
-        20,
-        2048,
-        16,
-        [5120, 512],
-    ),
-    llada2(
-        "llada2-flash",
-        "inclusionAI/LLaDA2.0-flash",
-        32,
-        4096,
-        32,
-        [9216, 1024],
-    ),
+    llada2("llada2-mini", 20, 2048, 16, [5120, 512]),
+    llada2("llada2-flash", 32, 4096, 32, [9216, 1024]),
     PublishedShape {
         name: "nemotron-ld-8b",
-        repository: "nvidia/Nemotron-Labs-Diffusion-8B",
         family: Family::Nemotron,
         shape: Shape {
             naming: TensorNaming::Nemotron,
@@ -272,7 +246,6 @@ pub static PUBLISHED_SHAPES: [PublishedShape; 26] = [
 /// A published Qwen3: hidden and intermediate size, query heads, and whether the LM head is the embedding.
 const fn qwen3(
     name: &'static str,
-    repository: &'static str,
     layers: usize,
     [hidden_size, intermediate_size]: [usize; 2],
     attention_heads: usize,
@@ -280,7 +253,6 @@ const fn qwen3(
 ) -> PublishedShape {
     PublishedShape {
         name,
-        repository,
         family: Family::Qwen3,
         shape: Shape {
             naming: TensorNaming::HuggingFace,
@@ -305,14 +277,12 @@ const fn qwen3(
 /// whether the LM head is the embedding.
 const fn fast_dllm(
     name: &'static str,
-    repository: &'static str,
     [hidden_size, intermediate_size, padded_vocab_size]: [usize; 3],
     [attention_heads, kv_heads]: [usize; 2],
     tied: bool,
 ) -> PublishedShape {
     PublishedShape {
         name,
-        repository,
         family: Family::FastDllm,
         shape: Shape {
             naming: TensorNaming::HuggingFace,
@@ -336,12 +306,11 @@ const fn fast_dllm(
 /// A published SDAR: Qwen3's layers with an LM head of their own.
 const fn sdar(
     name: &'static str,
-    repository: &'static str,
     layers: usize,
     sizes: [usize; 2],
     attention_heads: usize,
 ) -> PublishedShape {
-    let like = qwen3(name, repository, layers, sizes, attention_heads, false);
+    let like = qwen3(name, layers, sizes, attention_heads, false);
     PublishedShape {
         family: Family::Sdar,
         shape: Shape {
@@ -353,10 +322,9 @@ const fn sdar(
 }
 
 /// Qwen3-30B-A3B, and what was made of it.
-const fn qwen3_moe(name: &'static str, repository: &'static str, family: Family) -> PublishedShape {
+const fn qwen3_moe(name: &'static str, family: Family) -> PublishedShape {
     PublishedShape {
         name,
-        repository,
         family,
         shape: Shape {
             naming: TensorNaming::HuggingFace,
@@ -388,7 +356,6 @@ const fn qwen3_moe(name: &'static str, repository: &'static str, family: Family)
 /// A published LLaDA2.0, with the widths of its first layer's MLP and of an expert.
 const fn llada2(
     name: &'static str,
-    repository: &'static str,
     layers: usize,
     hidden_size: usize,
     attention_heads: usize,
@@ -396,7 +363,6 @@ const fn llada2(
 ) -> PublishedShape {
     PublishedShape {
         name,
-        repository,
         family: Family::Llada2,
         shape: Shape {
             naming: TensorNaming::Llada2,
@@ -436,7 +402,6 @@ const fn rwkv7(
     let [decay, learning_rate, value, gate] = ranks;
     PublishedShape {
         name,
-        repository: "BlinkDL/rwkv-7-world",
         family: Family::Rwkv7,
         shape: Shape {
             naming: TensorNaming::HuggingFace,
@@ -522,6 +487,16 @@ mod tests {
                 "{name}"
             );
             assert_eq!(shape.stored().count(), tensors, "{name}");
+        }
+    }
+
+    #[test]
+    fn every_shape_is_of_a_published_model() {
+        for shape in &PUBLISHED_SHAPES {
+            assert_eq!(shape.published().short, shape.name);
+        }
+        for only_planned in names::ONLY_SHAPES {
+            assert!(PublishedShape::find(only_planned.short).is_some());
         }
     }
 
