@@ -394,6 +394,7 @@ impl Generation {
             is_truncated: generated.finish_reason == FinishReason::Length && self.full.1,
             token_ids: generated.tokens,
             passes: generated.passes as u32,
+            edits: generated.edits as u32,
             elapsed_ms: ms(generated.elapsed),
             peak_device_bytes: generated.peak_device_bytes,
             is_exact: self.started.is_exact && generated.is_lossless,
@@ -621,6 +622,7 @@ fn canvas_tokens(positions: &[CanvasPosition], serving: &ServingModel) -> Vec<v1
         }
         .into(),
         is_fresh: position.is_fresh,
+        is_edited: position.is_edited,
         logprobs: (position.logprobs.as_deref()).map(|logprobs| token_logprobs(logprobs, serving)),
     };
     positions.iter().map(to_wire).collect()
@@ -659,6 +661,7 @@ mod tests {
             confidence: None,
             state,
             is_fresh: false,
+            is_edited: false,
             logprobs: None,
         };
         use TokenState::{Committed, Provisional};

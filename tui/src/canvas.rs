@@ -13,6 +13,7 @@ use sluice_proto::v1::{
     CanvasToken, GenerationBlock, GenerationDone, GenerationPass, GenerationQueued,
     GenerationStarted, GenerationThought, TokenState, generation_event::Event,
 };
+use sluice_shared::policy::POLICIES;
 
 /// Most notices of a request that are kept; beyond that the oldest are dropped.
 pub const NOTICES_MAX: usize = 64;
@@ -75,6 +76,7 @@ impl Canvas {
                     self.any_piece |= has_piece(&tokens);
                     for token in &mut tokens {
                         token.is_fresh = false;
+                        token.is_edited = false;
                     }
                     vacant.insert(tokens);
                 }
@@ -121,6 +123,17 @@ impl Canvas {
     #[must_use]
     pub fn has_only_thought(&self) -> bool {
         !self.latent_steps().is_empty() && self.pass.is_none() && self.blocks.is_empty()
+    }
+
+    /// Whether its policy may replace committed tokens by others.
+    #[must_use]
+    pub fn may_be_edited(&self) -> bool {
+        let diffusion = self.started.as_ref().and_then(|s| s.diffusion.as_ref());
+        let policy = diffusion.and_then(|options| options.policy.as_ref());
+        policy.is_some_and(|policy| {
+            let mut known = POLICIES.iter();
+            known.any(|known| known.name == policy.name && known.takes_back)
+        })
     }
 
     /// Whether no further events will come.

@@ -1,6 +1,6 @@
 //! Formats and sizes of a model's files and weights, in words.
 
-use sluice_proto::v1::{FileFormat, Model, ModelShape};
+use sluice_proto::v1::{FileFormat, GenerationDone, Model, ModelShape};
 use sluice_shared::units;
 
 /// The formats that a model's weights are stored in: `q4_k + bf16`.
@@ -26,5 +26,14 @@ pub fn files(model: &Model) -> String {
     match model.file_format() {
         FileFormat::Unspecified => size,
         format => format!("{size} of {format}"),
+    }
+}
+/// How many committed tokens were replaced by others; `None` where none was.
+#[must_use]
+pub fn edits(done: &GenerationDone) -> Option<String> {
+    match done.edits {
+        0 => None,
+        1 => Some("1 edit".to_owned()),
+        edits => Some(format!("{} edits", units::count(edits.into()))),
     }
 }

@@ -76,7 +76,7 @@ mod tests {
         }));
         assert_eq!(
             line,
-            r#"{"event":"done","request_id":3,"finish_reason":"eos","text":null,"token_ids":[5,6],"text_tokens":0,"generated_tokens":0,"filled_positions":3,"is_truncated":false,"is_exact":false,"seed":18446744073709551615,"passes":2,"elapsed_ms":1.5,"pass_ms":0.0,"waited_ms":0.0,"phases":null,"peak_device_bytes":0,"tokens_per_pass":1.5}"#
+            r#"{"event":"done","request_id":3,"finish_reason":"eos","text":null,"token_ids":[5,6],"text_tokens":0,"generated_tokens":0,"filled_positions":3,"is_truncated":false,"is_exact":false,"seed":18446744073709551615,"passes":2,"elapsed_ms":1.5,"pass_ms":0.0,"waited_ms":0.0,"phases":null,"peak_device_bytes":0,"edits":0,"tokens_per_pass":1.5}"#
         );
     }
 

@@ -234,6 +234,24 @@ mod tests {
     }
 
     #[test]
+    fn an_edited_token_is_told_apart_until_the_next_pass() {
+        let mut live = Live::new(false);
+        let mut canvas = Canvas::default();
+        let mut tokens = words(&["one ", "two"], TokenState::Committed);
+        (tokens[1].is_fresh, tokens[1].is_edited) = (true, true);
+        canvas.apply(pass(0, tokens.clone()));
+        let frame = live.frame(&canvas, (80, 24));
+        assert!(frame.contains("one \x1b[7mtwo\x1b[0m"), "{frame:?}");
+        // A block that is done has nothing new, whatever its last pass did.
+        canvas.apply(Event::BlockDone(GenerationBlock {
+            tokens,
+            ..Default::default()
+        }));
+        let frame = live.frame(&canvas, (80, 24));
+        assert!(frame.contains("one two"), "{frame:?}");
+    }
+
+    #[test]
     fn settled_lines_are_written_once_and_the_end_completes_them() {
         let mut live = Live::new(true);
         let mut canvas = Canvas::default();

@@ -39,6 +39,8 @@ pub enum Role {
     Likely,
     /// A token that the last pass committed with low confidence.
     Unsure,
+    /// A token that the last pass committed in the place of another one.
+    Edited,
     /// A predicted token that is not committed.
     Provisional,
     /// A masked position without a prediction.
@@ -66,7 +68,7 @@ pub enum Role {
 }
 
 /// All roles by the names that settings use, with the default theme's style.
-const ROLES: [(Role, &str, Option<Color>, Modifier); 23] = {
+const ROLES: [(Role, &str, Option<Color>, Modifier); 24] = {
     use Color::{Blue, Cyan, Green, Magenta, Red, Yellow};
     const NONE: Modifier = Modifier::empty();
     const BOLD: Modifier = Modifier::BOLD;
@@ -97,6 +99,7 @@ const ROLES: [(Role, &str, Option<Color>, Modifier); 23] = {
             Some(Red),
             BOLD.union(Modifier::UNDERLINED),
         ),
+        (Role::Edited, "edited", Some(Magenta), Modifier::REVERSED),
         (
             Role::Provisional,
             "provisional",
@@ -175,7 +178,7 @@ impl Theme {
             Role::Warning | Role::Likely | Role::InFlight | Role::Context => rgb(middling),
             Role::Bad | Role::Unsure => rgb(bad),
             Role::Host | Role::Logits => rgb(blue),
-            Role::Disk | Role::Scratch => rgb(violet),
+            Role::Disk | Role::Scratch | Role::Edited => rgb(violet),
             Role::Pinned | Role::KvCache => rgb(cyan),
             _ => None,
         }
@@ -437,6 +440,7 @@ impl Paint {
         self.style(match look {
             Look::Committed => Role::Committed,
             Look::Fresh(confidence) => Role::from(confidence),
+            Look::Edited => Role::Edited,
             Look::Provisional => Role::Provisional,
             Look::Masked => Role::Masked,
             Look::Pinned => Role::Pinned,
@@ -507,6 +511,7 @@ mod tests {
         let looks = [
             Look::Committed,
             Look::Fresh(Confidence::Low),
+            Look::Edited,
             Look::Provisional,
             Look::Masked,
             Look::Pinned,

@@ -277,6 +277,8 @@ pub struct CanvasPosition {
     pub state: TokenState,
     /// Whether this pass committed it.
     pub is_fresh: bool,
+    /// Whether this pass committed it where another token had been committed before.
+    pub is_edited: bool,
     /// Log-probabilities, where they were asked for; of tokens of autoregressive models alone.
     pub logprobs: Option<Arc<TokenLogprobs>>,
 }
@@ -290,6 +292,7 @@ impl CanvasPosition {
             confidence: None,
             state,
             is_fresh: false,
+            is_edited: false,
             logprobs: None,
         }
     }
@@ -348,6 +351,8 @@ pub struct GenerationResult {
     pub finish_reason: FinishReason,
     /// Number of passes that were run.
     pub passes: usize,
+    /// How often a pass replaced a committed token by another one.
+    pub edits: usize,
     /// Time from the first pass on.
     pub elapsed: Duration,
     /// Largest device memory held meanwhile, weights included, in bytes.

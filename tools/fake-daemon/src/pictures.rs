@@ -231,6 +231,7 @@ pub fn generation_events(text: &str) -> Vec<ScriptStep> {
                 false => TokenState::Provisional.into(),
             },
             is_fresh: position + 1 == committed,
+            is_edited: false,
             logprobs: None,
         };
         words.iter().enumerate().map(token).collect()

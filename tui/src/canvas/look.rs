@@ -10,6 +10,8 @@ pub enum Look {
     Committed,
     /// Committed by the last pass.
     Fresh(Confidence),
+    /// Committed by the last pass in the place of another token.
+    Edited,
     /// Predicted, but not committed.
     Provisional,
     /// Masked, without a prediction.
@@ -46,6 +48,7 @@ impl Look {
     #[must_use]
     pub fn of(token: &CanvasToken) -> Self {
         match token.state() {
+            TokenState::Committed if token.is_edited => Self::Edited,
             TokenState::Committed if token.is_fresh => {
                 Self::Fresh(Confidence::of(token.confidence))
             }
@@ -64,6 +67,7 @@ impl Look {
             Self::Fresh(Confidence::Low) => (Some(Color::Red), Modifier::BOLD),
             Self::Fresh(Confidence::Medium) => (Some(Color::Yellow), Modifier::BOLD),
             Self::Fresh(Confidence::High) => (Some(Color::Green), Modifier::BOLD),
+            Self::Edited => (Some(Color::Magenta), Modifier::REVERSED),
             Self::Provisional => (None, Modifier::DIM.union(Modifier::ITALIC)),
             Self::Masked => (None, Modifier::DIM),
             Self::Pinned => (Some(Color::Cyan), Modifier::UNDERLINED),
@@ -84,6 +88,8 @@ impl Look {
             (Self::Fresh(Confidence::Medium), true) => "\x1b[1;33m",
             (Self::Fresh(Confidence::High), true) => "\x1b[1;32m",
             (Self::Fresh(_), false) => "\x1b[1m",
+            (Self::Edited, true) => "\x1b[7;35m",
+            (Self::Edited, false) => "\x1b[7m",
             (Self::Provisional, _) => "\x1b[2;3m",
             (Self::Masked, _) => "\x1b[2m",
             (Self::Pinned, true) => "\x1b[4;36m",
@@ -109,6 +115,7 @@ mod tests {
         let looks = [
             Look::Committed,
             Look::Fresh(Confidence::Low),
+            Look::Edited,
             Look::Provisional,
             Look::Masked,
             Look::Pinned,

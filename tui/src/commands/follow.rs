@@ -23,7 +23,7 @@ use super::{
 use crate::{
     canvas::{Canvas, ids_text},
     connection::DaemonConnection,
-    json,
+    formats, json,
     live::Live,
     operations,
     output::{Failure, ProgressLine, StandardOutput, dim},
@@ -460,6 +460,9 @@ fn summary(done: &GenerationDone) -> String {
         let rate = f64::from(done.generated_tokens) / done.elapsed_ms * 1000.0;
         line += &format!(" · {rate:.1} tokens/s");
     }
+    if let Some(edits) = formats::edits(done) {
+        line += &format!(" · {edits}");
+    }
     line
 }
 
@@ -555,6 +558,8 @@ mod tests {
             summary(&done),
             "64 passes · 100 tokens · 4.0 s · 1.56 tokens a pass · 25.0 tokens/s"
         );
+        let edited = GenerationDone { edits: 3, ..done };
+        assert!(summary(&edited).ends_with(" · 25.0 tokens/s · 3 edits"));
         let empty = summary(&GenerationDone::default());
         assert_eq!(empty, "0 passes · 0 tokens · 0 ms");
     }

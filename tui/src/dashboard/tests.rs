@@ -349,6 +349,7 @@ fn token(position: u32, piece: &str, state: TokenState, confidence: f32) -> Canv
         confidence: Some(confidence),
         state: state.into(),
         is_fresh: false,
+        is_edited: false,
         logprobs: None,
     }
 }

@@ -335,6 +335,7 @@ mod tests {
             confidence: Some(0.1),
             state: TokenState::Committed.into(),
             is_fresh: true,
+            is_edited: false,
             logprobs: None,
         };
         let phases = PassPhases {
@@ -439,6 +440,7 @@ mod tests {
                 passes: 8,
                 elapsed_ms: 9.5,
                 peak_device_bytes: 10,
+                edits: 0,
                 seed: u64::MAX,
                 is_exact: true,
                 text_tokens: 2,
@@ -501,9 +503,14 @@ mod tests {
         };
         events.push(Event::BlockDone(GenerationBlock {
             tokens: vec![CanvasToken {
+                is_edited: true,
                 logprobs: Some(logprobs),
                 ..Default::default()
             }],
+            ..Default::default()
+        }));
+        events.push(Event::Done(GenerationDone {
+            edits: 2,
             ..Default::default()
         }));
         let lines: String = (events.iter())

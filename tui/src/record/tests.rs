@@ -18,6 +18,7 @@ fn token(position: u32, state: TokenState, confidence: f32) -> CanvasToken {
         confidence: is_known.then_some(confidence),
         state: state.into(),
         is_fresh: false,
+        is_edited: false,
         logprobs: None,
     }
 }
@@ -285,6 +286,7 @@ fn any_token() -> impl Strategy<Value = CanvasToken> {
                 confidence,
                 state,
                 is_fresh: fresh,
+                is_edited: false,
                 logprobs: None,
             },
         )

@@ -247,6 +247,7 @@ impl Continuation {
             tokens: self.sequence.split_off(self.request.prompt.len()),
             finish_reason: self.finish.unwrap_or(FinishReason::Cancelled),
             passes: self.passes,
+            edits: 0,
             elapsed: self.started.elapsed(),
             peak_device_bytes: 0,
             is_lossless: self.is_lossless,
@@ -264,6 +265,7 @@ impl Continuation {
             confidence: Some(chosen.confidence as f32),
             state: TokenState::Committed,
             is_fresh: true,
+            is_edited: false,
             logprobs: chosen.logprobs.map(Arc::new),
         });
         self.sequence.push(chosen.token);

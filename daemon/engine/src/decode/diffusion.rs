@@ -12,7 +12,7 @@
 mod branch;
 mod canvas_growth;
 
-use std::{ops::Range, sync::Arc, time::Instant};
+use std::{collections::BTreeMap, ops::Range, sync::Arc, time::Instant};
 
 use sluice_formats::noise::Noise;
 use sluice_ops::{Candidate, LmHeadRow, RankingScore};
@@ -90,6 +90,10 @@ pub struct Diffusion {
     branches: Vec<CanvasBranch>,
     passes: usize,
     steps: usize,
+    /// Committed tokens that were taken back, by position, until another one is committed there.
+    taken_back: BTreeMap<usize, u32>,
+    /// How often a committed token was replaced by another one.
+    edits: usize,
     finish: Option<FinishReason>,
     is_lossless: bool,
 }
@@ -144,6 +148,8 @@ impl Diffusion {
             started: Instant::now(),
             passes: 0,
             steps: 0,
+            taken_back: BTreeMap::new(),
+            edits: 0,
             finish: None,
             is_lossless: true,
             policy: policy::policy(&request.policy),
@@ -162,6 +168,7 @@ impl Diffusion {
             tokens,
             finish_reason: self.finish.unwrap_or(FinishReason::Cancelled),
             passes: self.passes,
+            edits: self.edits,
             elapsed: self.started.elapsed(),
             peak_device_bytes: 0,
             is_lossless: self.is_lossless,
@@ -484,6 +491,8 @@ impl Diffusion {
         self.commit(&replaced);
         for index in decision.take_back {
             let (position, candidate) = checks[index];
+            let token = self.positions[position].token;
+            self.taken_back.extend(token.map(|token| (position, token)));
             propose(&mut self.positions[position], candidate);
             self.canvas[prompt + position] = self.vocabulary.mask_id();
         }
@@ -498,6 +507,12 @@ impl Diffusion {
     fn commit(&mut self, commits: &[Commit]) {
         for commit in commits {
             let position = &mut self.positions[commit.row];
+            let before = match position.state {
+                TokenState::Committed => position.token,
+                _ => self.taken_back.remove(&commit.row),
+            };
+            position.is_edited = before.is_some_and(|token| token != commit.token);
+            self.edits += usize::from(position.is_edited);
             position.token = Some(commit.token);
             // Rounded for display alone: ranking has compared `f64`, since near-certain rows tie in `f32`.
             position.confidence = Some(commit.confidence as f32);
@@ -618,6 +633,7 @@ impl DiffusionRequest for Diffusion {
         drop(passes);
         for position in &mut self.positions {
             position.is_fresh = false;
+            position.is_edited = false;
         }
         let CanvasBlock { start, end, .. } = self.blocks[self.block];
         let mut block = start..end;

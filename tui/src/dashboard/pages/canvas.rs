@@ -112,7 +112,7 @@ fn draw_text(screen: &mut Screen<'_, '_>, area: Rect, picture: &Canvas, is_lates
             thought.into_iter().collect()
         }
     };
-    let legend = (rows >= 6).then(|| panels::legend(columns, paint));
+    let legend = (rows >= 6).then(|| panels::legend(picture, columns, paint));
     let free = rows.saturating_sub(lines.len() + usize::from(legend.is_some()));
     let (text, part, scrollable) =
         panels::canvas_lines(picture, columns, free, state.reel.scroll, paint);
@@ -144,13 +144,18 @@ fn figures_of(pass: &GenerationPass, picture: &Canvas) -> String {
         Some(started) => units::count(started.length.into()),
         None => "unknown".to_owned(),
     };
+    let edited = pass.tokens.iter().filter(|token| token.is_edited).count();
     let fresh = pass.tokens.iter().filter(|token| token.is_fresh).count();
+    let mut news = format!("{} new", fresh.saturating_sub(edited));
+    if edited > 0 {
+        news += &format!(", {edited} edited");
+    }
     let sure = match mean_confidence(&pass.tokens) {
         Some(mean) => format!("mean confidence {mean:.2}"),
         None => "mean confidence unknown".to_owned(),
     };
     format!(
-        "committed {} of {length}, {fresh} new · {sure} · {:.1} ms, {} since the start · {} rows, {} LM head rows · block {}",
+        "committed {} of {length}, {news} · {sure} · {:.1} ms, {} since the start · {} rows, {} LM head rows · block {}",
         units::count(pass.committed_positions.into()),
         pass.pass_ms,
         units::duration_ms(pass.elapsed_ms),
@@ -179,9 +184,12 @@ fn figures_of_thought(thought: &GenerationThought) -> String {
 /// Mean confidence of the tokens that the pass predicted. Those committed earlier are left out: they keep the confidence of
 /// their own pass.
 fn mean_confidence(tokens: &[CanvasToken]) -> Option<f32> {
-    let predicted = tokens
-        .iter()
-        .filter(|token| matches!(Look::of(token), Look::Fresh(_) | Look::Provisional));
+    let predicted = tokens.iter().filter(|token| {
+        matches!(
+            Look::of(token),
+            Look::Fresh(_) | Look::Edited | Look::Provisional
+        )
+    });
     let known: Vec<f32> = predicted.filter_map(|token| token.confidence).collect();
     (!known.is_empty()).then(|| known.iter().sum::<f32>() / known.len() as f32)
 }

@@ -38,7 +38,7 @@ pub(in super::super) fn request(screen: &mut Screen<'_, '_>, area: Rect) {
     }
     let from = work::streamed_from(state);
     let mut lines = work::progress(canvas, from, (columns, rows), paint);
-    let legend = (rows >= 6 && !canvas.has_ended()).then(|| legend(columns, paint));
+    let legend = (rows >= 6 && !canvas.has_ended()).then(|| legend(canvas, columns, paint));
     let free = rows.saturating_sub(lines.len() + usize::from(legend.is_some()));
     let (text, shown, scrollable) = canvas_lines(canvas, columns, free, state.reel.scroll, paint);
     state.reel.drew(scrollable);
@@ -100,19 +100,24 @@ pub(in super::super) fn canvas_lines(
 }
 
 /// The legend: each word in the look that it explains.
-pub(in super::super) fn legend(columns: usize, paint: &Paint) -> Line<'static> {
+pub(in super::super) fn legend(canvas: &Canvas, columns: usize, paint: &Paint) -> Line<'static> {
     let mask = format!("{MASK_MARK} masked");
+    // Where tokens may be replaced, that comes before what most lines have no room for.
+    let edited = canvas.may_be_edited().then_some(("edited", Look::Edited));
     let entries = [
         ("committed", Look::Committed),
         ("guess", Look::Provisional),
         (mask.as_str(), Look::Masked),
         ("pinned", Look::Pinned),
         ("new", Look::Fresh(Confidence::High)),
+    ];
+    let by_confidence = [
         ("likely <0.7", Look::Fresh(Confidence::Medium)),
         ("unsure <0.3", Look::Fresh(Confidence::Low)),
     ];
     let mut spans = Vec::new();
     let mut used = 0;
+    let entries = entries.into_iter().chain(edited).chain(by_confidence);
     for (words, look) in entries {
         let wide = crate::text::width(words) + 2;
         if used + wide > columns + 2 {

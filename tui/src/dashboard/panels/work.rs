@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     canvas::{Canvas, wrap_text},
-    json,
+    formats, json,
     paint::{Paint, Role},
     phases::PassTime,
     plans,
@@ -194,8 +194,9 @@ fn result(done: &GenerationDone, limit: Option<AnswerLimit>) -> String {
     };
     let a_pass = json::tokens_per_pass(done);
     let a_pass = a_pass.map_or(String::new(), |tokens| format!(", {tokens:.2} a pass"));
+    let edits = formats::edits(done).map_or(String::new(), |edits| format!(", {edits}"));
     format!(
-        "{end}: {} tokens{filled} in {} passes{a_pass}, {}{rate}, peak {}, {}",
+        "{end}: {} tokens{filled} in {} passes{a_pass}{edits}, {}{rate}, peak {}, {}",
         units::count(done.generated_tokens.into()),
         units::count(done.passes.into()),
         units::duration_ms(done.elapsed_ms),

@@ -217,6 +217,40 @@ fn a_canvas_that_resolves() {
 }
 
 #[test]
+fn a_token_that_took_the_place_of_another() {
+    let mut events = run(3, 6);
+    for kind in &mut events {
+        match kind {
+            WireEvent::Started(started) => {
+                let diffusion = started.diffusion.get_or_insert_default();
+                diffusion.policy = Some(CommitPolicy {
+                    name: "edit".into(),
+                    ..Default::default()
+                });
+            }
+            // The latest pass alone.
+            WireEvent::PassDone(pass) if pass.passes == 6 => {
+                let token = &mut pass.tokens[7];
+                token.piece = b" went".to_vec();
+                (token.is_fresh, token.is_edited) = (true, true);
+            }
+            _ => {}
+        }
+    }
+    let state = watching(events);
+    pictures("canvas_edited", &state);
+    // Told apart by more than colour, in the text and in the map's labels, and by the figures.
+    let screen = draw(&state, SIZES[0]);
+    let buffer = screen.backend().buffer();
+    let edited = buffer.content().iter();
+    let reversed = edited.filter(|cell| cell.modifier == Modifier::REVERSED);
+    let text: String = reversed.map(|cell| cell.symbol()).collect();
+    assert_eq!(text, " went wentedited");
+    let screen = shown(&state, (160, 50));
+    assert!(screen.contains("1 new, 1 edited"), "{screen}");
+}
+
+#[test]
 fn a_request_that_thinks() {
     pictures("canvas_thinking", &watching(thinking(3, 7)));
 }

@@ -82,6 +82,8 @@ impl Diffusion {
         let (true, Some(&(position, _))) = (has_room, least) else {
             return;
         };
+        // What is inserted moves the positions behind it.
+        self.taken_back.clear();
         self.put_masks(position + 1, more);
         self.blocks[self.block].end += more;
         // Schedules share out the masks that a block has at its start, and these belong to it now.

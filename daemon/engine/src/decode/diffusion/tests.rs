@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use proptest::prelude::*;
-use sluice_checkpoint::family::MaskToken;
+use sluice_checkpoint::family::{BlockDiffusion, MaskToken};
 use sluice_ops::CandidateEvidence;
 use sluice_shared::decoding::{Decoding, KvCacheReuse};
 
@@ -670,4 +670,60 @@ proptest! {
         prop_assert!(generated.passes <= length);
         prop_assert_eq!(generated.tokens, rising(length).map(|(token, _)| token).collect::<Vec<_>>());
     }
+}
+
+#[test]
+fn a_token_in_the_place_of_another_is_an_edit() {
+    let mut vocabulary = Vocabulary::clone(&Scripted::new(4, []).vocabulary);
+    vocabulary.mask.as_mut().unwrap().blocks = Some(BlockDiffusion {
+        length: 4,
+        filled_together: 4,
+        causal_attention_before: false,
+    });
+    let request = Generate {
+        prompt: vec![1, 2, 3, 4],
+        policy: "edit:t=0.5,edit=0.5".parse().unwrap(),
+        decoding: Decoding {
+            kv_cache: "blocks".parse().unwrap(),
+            ..Decoding::default()
+        },
+        ..request(4, 4, 4)
+    };
+    let mut filling = Diffusion::new(request, Arc::new(vocabulary));
+    let mut edited = Vec::new();
+    let mut tell = |event: Event| {
+        if let Event::Pass(report) = event {
+            let positions = report.positions.iter();
+            edited.push(positions.map(|at| (at.is_fresh, at.is_edited)).collect());
+        }
+    };
+    filling.start(&mut tell);
+    while !filling.is_done() {
+        let passes = filling.passes();
+        let has_written = passes[0].canvas[4] != MASK;
+        // Once it has read what stands there, it thinks better of the second token.
+        let candidate = |row: &LmHeadRow| Candidate {
+            token: match (row.position, has_written) {
+                (5, true) => 20,
+                (position, _) => 10 + position as u32,
+            },
+            confidence: 0.9,
+            rank: 0.9,
+            target_log_probability: None,
+            evidence: CandidateEvidence::default(),
+        };
+        let candidates = passes[0].rows.iter().map(candidate).collect();
+        drop(passes);
+        filling.take(&[candidates], &PassCost::default(), &mut tell);
+    }
+    let generated = filling.generated();
+    assert_eq!(
+        (&generated.tokens[..], generated.edits),
+        (&[14, 20, 16, 17][..], 1)
+    );
+    let changed: Vec<Vec<(bool, bool)>> = edited;
+    let old = (false, false);
+    assert_eq!(changed[changed.len() - 3], [(true, false); 4]);
+    assert_eq!(changed[changed.len() - 2], [old, (true, true), old, old]);
+    assert_eq!(changed[changed.len() - 1], [old; 4]);
 }
