@@ -9,6 +9,7 @@ mod container;
 mod digests;
 mod error;
 pub mod family;
+pub mod features;
 mod file;
 mod file_version;
 mod find;

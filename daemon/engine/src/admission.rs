@@ -1,5 +1,6 @@
 //! Which requests are admitted: the rules they must keep, and what their passes take.
 
+use sluice_checkpoint::features::{Feature, FeatureRefusal, Features};
 use sluice_plan::Workload;
 use sluice_shared::{
     decoding::{BRANCHES_MAX, CanvasGrowth, Decoding, Speculation},
@@ -67,6 +68,22 @@ impl Work {
             Self::MeasureFidelity(compare) => compare.check(model),
             Self::MeasureMix(measure) => measure.on.check(model),
             Self::CollectInputs(collect) => collect.check(model),
+        }
+    }
+}
+
+impl RequestError {
+    /// The refusal of what asks for a feature that the model lacks.
+    fn of_feature(refusal: FeatureRefusal, what: &'static str) -> Self {
+        match refusal {
+            FeatureRefusal::OnlyMaskedDiffusion => Self::OnlyMaskedDiffusion { what },
+            FeatureRefusal::OnlyAutoregressive => Self::OnlyAutoregressive { what },
+            FeatureRefusal::OnlyLatent => Self::OnlyLatent { what },
+            FeatureRefusal::OnlyRecurrent => Self::OnlyRecurrent { what },
+            FeatureRefusal::Because(reason) => Self::Sampling {
+                what,
+                problem: reason.to_owned(),
+            },
         }
     }
 }
@@ -141,10 +158,11 @@ impl Generate {
             check_thinking(thinking, model)?;
         }
         self.state.check(model.state.as_ref())?;
+        self.check_features(model.features())?;
         match model.mask {
-            Some(mask) => {
-                self.check_diffusion()?;
-                self.check_decoding(model, mask.shifted)?;
+            Some(_) => {
+                self.check_ranking()?;
+                self.check_decoding(model)?;
             }
             None => self.check_autoregressive(model)?,
         }
@@ -157,26 +175,109 @@ impl Generate {
         check_ids(self.prompt.iter().chain(pinned), model)
     }
 
-    /// Refuses what only autoregressive models support.
-    fn check_diffusion(&self) -> Result<(), RequestError> {
+    /// Refuses what the model cannot be asked for.
+    fn check_features(&self, features: Features) -> Result<(), RequestError> {
+        use Feature::{
+            BlockCache, Lookahead, NextToken, NextTokenChoice, PassCache, Pins, Policies,
+            ReplaceTokens,
+        };
         let Sampling {
             top_k,
             top_p,
             min_p,
             repetition_penalty,
         } = self.sampling;
+        let Decoding {
+            kv_cache,
+            suffix_window,
+            canvas_growth,
+            speculation,
+        } = self.decoding;
+        let is_pinned = self.canvas.iter().any(|slot| *slot != CanvasSlot::Masked);
+        // What a block diffusion model keeps is no choice, so that asking it to keep nothing is one.
+        let keeps_otherwise = match kv_cache.mode {
+            KvCacheMode::None => features.has(BlockCache),
+            KvCacheMode::Prefix | KvCacheMode::Dual | KvCacheMode::Vicinity => true,
+            KvCacheMode::Blocks => false,
+        };
+        let needs = policy(&self.policy).needs();
         let asked = [
-            ("sampling.top_k", top_k.is_some()),
-            ("sampling.top_p", top_p.is_some()),
-            ("sampling.min_p", min_p.is_some()),
-            ("sampling.repetition_penalty", repetition_penalty.is_some()),
-            ("autoregressive.stop", !self.stops.is_empty()),
-            ("autoregressive.top_logprobs", self.top_logprobs.is_some()),
-            ("autoregressive.grammar", self.grammar.is_some()),
+            (NextTokenChoice, "sampling.top_k", top_k.is_some()),
+            (NextTokenChoice, "sampling.top_p", top_p.is_some()),
+            (NextTokenChoice, "sampling.min_p", min_p.is_some()),
+            (
+                NextTokenChoice,
+                "sampling.repetition_penalty",
+                repetition_penalty.is_some(),
+            ),
+            (
+                NextTokenChoice,
+                "autoregressive.stop",
+                !self.stops.is_empty(),
+            ),
+            (
+                NextTokenChoice,
+                "autoregressive.top_logprobs",
+                self.top_logprobs.is_some(),
+            ),
+            (
+                NextTokenChoice,
+                "autoregressive.grammar",
+                self.grammar.is_some(),
+            ),
+            (Pins, "diffusion.pins", is_pinned),
+            (Policies, "diffusion.guidance", self.guidance > 0.0),
+            (
+                Policies,
+                "diffusion.remasking",
+                self.remasking != Remasking::default(),
+            ),
+            (
+                Policies,
+                "diffusion.policy",
+                self.policy != PolicyChoice::default(),
+            ),
+            (
+                BlockCache,
+                "diffusion.kv_cache",
+                kv_cache.mode == KvCacheMode::Blocks,
+            ),
+            (PassCache, "diffusion.kv_cache", keeps_otherwise),
+            (
+                Lookahead,
+                "diffusion.suffix_window",
+                suffix_window.is_some(),
+            ),
+            (
+                Lookahead,
+                "diffusion.canvas_growth",
+                canvas_growth != CanvasGrowth::Fixed,
+            ),
+            (
+                Lookahead,
+                "diffusion.speculation",
+                speculation != Speculation::None,
+            ),
+            (ReplaceTokens, "diffusion.policy", needs.edits.is_some()),
+            (NextToken, "diffusion.policy", needs.draft.is_some()),
         ];
-        if let Some((what, _)) = asked.into_iter().find(|(_, is_asked)| *is_asked) {
-            return Err(RequestError::OnlyAutoregressive { what });
-        }
+        let refused = asked.into_iter().filter(|(.., is_asked)| *is_asked);
+        let mut refused = refused
+            .filter_map(|(feature, what, _)| Some((feature, what, features.refusal(feature)?)));
+        let Some((feature, what, refusal)) = refused.next() else {
+            return Ok(());
+        };
+        Err(match (refusal, feature) {
+            (FeatureRefusal::Because(reason), ReplaceTokens | NextToken) => {
+                let problem = format!("policy '{}' {reason}", self.policy.name());
+                RequestError::Sampling { what, problem }
+            }
+            (refusal, _) => RequestError::of_feature(refusal, what),
+        })
+    }
+
+    /// Refuses a ranking beside a policy's own.
+    fn check_ranking(&self) -> Result<(), RequestError> {
         // Ranking is either the policy's or the user's: silently preferring one would answer another request than was
         // asked.
         if self.remasking != Remasking::default() && policy(&self.policy).needs().ranking.is_some()
@@ -191,7 +292,7 @@ impl Generate {
     }
 
     /// Checks that the options of what passes leave out or try go together.
-    fn check_decoding(&self, model: &ModelInfo, is_shifted: bool) -> Result<(), RequestError> {
+    fn check_decoding(&self, model: &ModelInfo) -> Result<(), RequestError> {
         let Decoding {
             kv_cache: caching,
             suffix_window: window,
@@ -200,30 +301,10 @@ impl Generate {
         } = self.decoding;
         let refused = |what, problem: String| Err(RequestError::Sampling { what, problem });
         let blocks = model.mask.and_then(|mask| mask.blocks);
-        if (caching.mode == KvCacheMode::Blocks) != blocks.is_some() {
-            let problem = match blocks {
-                Some(_) => {
-                    "a block diffusion model keeps finished blocks, which changes no token; leave it out"
-                }
-                None => "finished blocks can only be kept for a block diffusion model",
-            };
-            return refused("diffusion.kv_cache", problem.to_owned());
-        }
         let causal_attention_before = blocks.is_some_and(|blocks| blocks.causal_attention_before);
         if self.causal_attention_before != causal_attention_before {
             let problem = "whether text before the open block is read causally is the model's";
             return refused("model", problem.to_owned());
-        }
-        if blocks.is_some() {
-            let asked = [
-                ("diffusion.suffix_window", window.is_some()),
-                ("diffusion.canvas_growth", growth != CanvasGrowth::Fixed),
-                ("diffusion.speculation", speculation != Speculation::None),
-            ];
-            if let Some((what, _)) = asked.into_iter().find(|(_, is_asked)| *is_asked) {
-                let problem = "a block diffusion model sees nothing behind its open block";
-                return refused(what, problem.to_owned());
-            }
         }
         if growth != CanvasGrowth::Fixed && self.reserved.is_some() {
             let problem = "nothing may be reserved behind a canvas that grows";
@@ -270,7 +351,8 @@ impl Generate {
         }
         // A check row sees all but one position, computed in the same pass: neither cached nor shifted rows can be
         // masked so.
-        if policy.needs().checks && (keeps || speculates || is_shifted) {
+        let verifies = model.features().has(Feature::VerifyTokens);
+        if policy.needs().checks && (keeps || speculates || !verifies) {
             let problem = format!(
                 "policy '{}' verifies committed tokens; it cannot be combined with a KV cache, speculation or a model with \
                  shifted logits",
@@ -278,15 +360,8 @@ impl Generate {
             );
             return refused("diffusion.policy", problem);
         }
-        if policy.needs().edits.is_some() && (blocks.is_none() || causal_attention_before) {
-            let problem = format!(
-                "policy '{}' replaces written tokens, for which only block diffusion models are trained",
-                self.policy.name()
-            );
-            return refused("diffusion.policy", problem);
-        }
         if policy.needs().draft.is_some() {
-            self.check_draft(causal_attention_before)?;
+            self.check_draft()?;
         }
         if policy.needs().divergence && self.block_length > FIDELITY_ROWS_MAX {
             let problem = format!(
@@ -317,17 +392,13 @@ impl Generate {
         Ok(())
     }
 
-    /// Checks a request for tokens that causal passes predict.
-    fn check_draft(&self, causal_attention_before: bool) -> Result<(), RequestError> {
+    /// Checks that a request for tokens that causal passes predict asks for nothing else.
+    fn check_draft(&self) -> Result<(), RequestError> {
         let name = self.policy.name();
         let refused = |what, problem: &str| {
             let problem = format!("policy '{name}' {problem}");
             Err(RequestError::Sampling { what, problem })
         };
-        if !causal_attention_before {
-            let problem = "asks for the next token of a text, for which this model is not trained";
-            return refused("diffusion.policy", problem);
-        }
         let from_left = "writes from left to right";
         if self.canvas.iter().any(|slot| *slot != CanvasSlot::Masked) {
             return refused("diffusion.pins", from_left);
@@ -345,40 +416,8 @@ impl Generate {
         }
     }
 
-    /// Refuses what only masked diffusion models support.
+    /// Checks the options of autoregressive models.
     fn check_autoregressive(&self, model: &ModelInfo) -> Result<(), RequestError> {
-        let asked = [
-            (
-                "diffusion.pins",
-                // Such a model writes from left to right, so nothing can stand behind what it has not written yet.
-                self.canvas.iter().any(|slot| *slot != CanvasSlot::Masked),
-            ),
-            ("diffusion.guidance", self.guidance > 0.0),
-            (
-                "diffusion.remasking",
-                self.remasking != Remasking::default(),
-            ),
-            ("diffusion.policy", self.policy != PolicyChoice::default()),
-            (
-                "diffusion.kv_cache",
-                self.decoding.kv_cache.mode != KvCacheMode::None,
-            ),
-            (
-                "diffusion.suffix_window",
-                self.decoding.suffix_window.is_some(),
-            ),
-            (
-                "diffusion.canvas_growth",
-                self.decoding.canvas_growth != CanvasGrowth::Fixed,
-            ),
-            (
-                "diffusion.speculation",
-                self.decoding.speculation != Speculation::None,
-            ),
-        ];
-        if let Some((what, _)) = asked.into_iter().find(|(_, is_asked)| *is_asked) {
-            return Err(RequestError::OnlyMaskedDiffusion { what });
-        }
         // The first token is predicted by the one before it, so there has to be one.
         if self.prompt.is_empty() {
             return Err(RequestError::Zero { what: "prompt" });
@@ -437,23 +476,20 @@ impl Generate {
 impl Score {
     fn check(&self, model: &ModelInfo) -> Result<(), RequestError> {
         check_lengths(&self.prompt, self.answer.len(), model)?;
-        match model.layer_kind {
-            LayerKind::LatentThought(_) => self.check_latent()?,
-            _ => {
-                check_mask(model)?;
-                if model.mask.is_some_and(|mask| mask.blocks.is_some()) {
-                    return Err(RequestError::Sampling {
-                        what: "model",
-                        problem: "is a block diffusion model, for which no likelihood is estimated"
-                            .to_owned(),
-                    });
-                }
-                if self.think_steps.is_some() {
-                    return Err(RequestError::OnlyLatent {
-                        what: "think_steps",
-                    });
-                }
+        match (model.features().refusal(Feature::Score), model.layer_kind) {
+            (Some(FeatureRefusal::OnlyMaskedDiffusion), _) => {
+                return Err(RequestError::OnlyMaskedDiffusion {
+                    what: "likelihood estimates by masking",
+                });
             }
+            (Some(refusal), _) => return Err(RequestError::of_feature(refusal, "model")),
+            (None, LayerKind::LatentThought(_)) => self.check_latent()?,
+            (None, _) if self.think_steps.is_some() => {
+                return Err(RequestError::OnlyLatent {
+                    what: "think_steps",
+                });
+            }
+            (None, _) => {}
         }
         if self.draws == 0 {
             return Err(RequestError::Zero { what: "draws" });
@@ -563,8 +599,11 @@ fn check_think_steps(what: &'static str, steps: usize) -> Result<(), RequestErro
 }
 
 fn check_thinking(thinking: &Thinking, model: &ModelInfo) -> Result<(), RequestError> {
+    if let Some(refusal) = model.features().refusal(Feature::Think) {
+        return Err(RequestError::of_feature(refusal, "thinking"));
+    }
     let LayerKind::LatentThought(sizes) = model.layer_kind else {
-        return Err(RequestError::OnlyLatent { what: "thinking" });
+        unreachable!("only latent thought models think");
     };
     let refused = |what, problem| Err(RequestError::Sampling { what, problem });
     check_think_steps("thinking.steps", thinking.steps)?;
@@ -605,16 +644,6 @@ fn check_thinking(thinking: &Thinking, model: &ModelInfo) -> Result<(), RequestE
         return refused("thinking.thoughts", problem);
     }
     Ok(())
-}
-
-/// Likelihood estimates mask tokens, so the model must have a mask.
-fn check_mask(model: &ModelInfo) -> Result<(), RequestError> {
-    match model.mask {
-        Some(_) => Ok(()),
-        None => Err(RequestError::OnlyMaskedDiffusion {
-            what: "likelihood estimates by masking",
-        }),
-    }
 }
 
 fn check_lengths(prompt: &[u32], fill: usize, model: &ModelInfo) -> Result<(), RequestError> {
@@ -672,10 +701,7 @@ mod tests {
                 remasking,
                 ..Generate::greedy(ModelId(1), vec![5], 4)
             };
-            request
-                .check_diffusion()
-                .err()
-                .map(|error| error.to_string())
+            request.check_ranking().err().map(|error| error.to_string())
         };
         for policy in ["margin", "entropy", "credit"] {
             assert_eq!(refused(policy, Remasking::LowConfidence), None);

@@ -14,12 +14,15 @@ use std::{
 };
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
-use sluice_checkpoint::calibration::{
-    CalibrationError, CalibrationOrigin, CalibrationWriter, InputRows as RowCount, ModelIdentity,
-    POSITIONS_MIN, PositionKind, text_marks,
+use sluice_checkpoint::{
+    calibration::{
+        CalibrationError, CalibrationOrigin, CalibrationWriter, InputRows as RowCount,
+        ModelIdentity, POSITIONS_MIN, PositionKind, text_marks,
+    },
+    features::Feature,
 };
 use sluice_optimize::moments::Moments;
-use sluice_weights::{LayerKind, MatrixInput};
+use sluice_weights::MatrixInput;
 
 pub use self::error::CalibrateError;
 use self::{
@@ -128,9 +131,10 @@ pub fn calibrate(
         return Err(too_little.into());
     }
     let model = engine.model().ok_or(EngineError::NoModel)?;
-    if model.info.layer_kind != LayerKind::Attention {
+    if let Some(reason) = model.info.features().refusal(Feature::Calibrate) {
         return Err(CalibrateError::Layers {
             family: model.info.family,
+            reason,
         });
     }
     let identity = engine.model_identity(&options.model_name)?;

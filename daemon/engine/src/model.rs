@@ -4,7 +4,10 @@ pub mod dry_run;
 pub mod network;
 pub mod sequence_memory;
 
-use sluice_checkpoint::family::{LatentInference, MaskToken};
+use sluice_checkpoint::{
+    family::{LatentInference, MaskToken},
+    features::Features,
+};
 use sluice_weights::{LayerKind, WeightFormat};
 
 use crate::{error::RequestError, saved_state::StateModel};
@@ -55,6 +58,12 @@ pub struct ModelInfo {
 }
 
 impl ModelInfo {
+    /// What the model can be asked for.
+    #[must_use]
+    pub fn features(&self) -> Features {
+        Features::of_loaded(self.mask, self.layer_kind)
+    }
+
     /// Whether a prompt and a part to fill, in tokens, fit the context.
     ///
     /// # Errors

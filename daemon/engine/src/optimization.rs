@@ -26,6 +26,7 @@ use rayon::ThreadPoolBuilder;
 use sluice_checkpoint::{
     CheckpointError,
     calibration::{Calibration, CalibrationError},
+    features::{Feature, FeatureRefusal},
     weight_cache::{MixChoice, MixRecord, MixedGroup, Mixes},
 };
 use sluice_machine::page::PAGE_BYTES;
@@ -219,6 +220,11 @@ pub fn optimize(
 /// # Errors
 /// When no mix fits, the checkpoint itself does, or a pass cannot be so short.
 pub fn check(engine: &Engine, goal: OptimizeGoal) -> Result<(), OptimizeError> {
+    let model = engine.model().ok_or(EngineError::NoModel)?;
+    if let Some(FeatureRefusal::Because(reason)) = model.info.features().refusal(Feature::Optimize)
+    {
+        return Err(OptimizeError::Layers(reason));
+    }
     let OptimizeGoal::Fit {
         budget_bytes,
         max_pass_s,

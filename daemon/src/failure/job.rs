@@ -85,6 +85,8 @@ fn optimization(error: &OptimizeError) -> ErrorRow {
             .hint("calibrate again with more text, or optimize with --uncalibrated"),
         OptimizeError::Allocate(_) => ErrorRow::new(Code::FailedPrecondition, "NOT_OPTIMIZABLE")
             .hint("measure again on other texts: losses of these cannot be compared"),
+        OptimizeError::Layers(_) => ErrorRow::new(Code::FailedPrecondition, "CANNOT_OPTIMIZE")
+            .hint("choose among the fixed levels, such as moderate and aggressive"),
         OptimizeError::NothingToQuantize => {
             ErrorRow::new(Code::FailedPrecondition, "NOTHING_TO_QUANTIZE").hint(
                 "sluice level standard computes with them; or name a smaller --budget",

@@ -102,6 +102,7 @@ fn name(failure: &Failure) -> &'static str {
         F::Calibration(error) => job::calibration_name(error),
         F::Optimization(OptimizeError::Quantize(_)) => "optimization: quantize",
         F::Optimization(OptimizeError::Allocate(_)) => "optimization: allocate",
+        F::Optimization(OptimizeError::Layers(_)) => "optimization: layers",
         F::Optimization(OptimizeError::NothingToQuantize) => "optimization: nothing to quantize",
         F::Optimization(OptimizeError::PassTime { .. }) => "optimization: pass time",
         F::Optimization(OptimizeError::UnknownTimes) => "optimization: unknown times",
@@ -195,7 +196,7 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
 }
 
 /// Variants that [`name`] knows.
-const VARIANTS: usize = 211;
+const VARIANTS: usize = 212;
 
 /// An example of each variant with its code; of `Io`, one of each kind that matters.
 async fn all() -> Vec<(Failure, Code)> {

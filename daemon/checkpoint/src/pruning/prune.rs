@@ -15,7 +15,7 @@ use sluice_codec::{
     encode,
 };
 use sluice_shared::{compression::TILE_ELEMENTS_DEFAULT, pruning::PruneScore};
-use sluice_weights::{LayerKind, Shape, SourceTensor};
+use sluice_weights::{Shape, SourceTensor};
 
 use super::{
     PruneShares, PruningRecord, RECORD_FILE,
@@ -32,6 +32,7 @@ use crate::{
         check_free_space, check_target, container_of, dtype_name, in_order, pool, read_pieces,
         stop_if,
     },
+    features::{Feature, FeatureRefusal, Features},
     find::weight_files,
 };
 
@@ -134,13 +135,15 @@ pub fn prune(
     if checkpoint.gguf.is_some() {
         return Err(not_prunable("is a GGUF file, whose weights are quantized").into());
     }
-    let shape = checkpoint.model()?.shape;
-    if let LayerKind::Mixture(_) = shape.layer_kind {
-        return Err(not_prunable("has mixtures of experts").into());
+    let config = checkpoint.model()?;
+    match Features::of(&config).refusal(Feature::Prune) {
+        None => {}
+        Some(FeatureRefusal::Because(reason)) if config.router.is_some() => {
+            return Err(not_prunable(reason).into());
+        }
+        Some(_) => return Err(PruneError::WithoutAttention { path }.into()),
     }
-    if shape.layer_kind != LayerKind::Attention {
-        return Err(PruneError::WithoutAttention { path }.into());
-    }
+    let shape = config.shape;
     if checkpoint.pruning(&shape)?.is_some() {
         return Err(not_prunable("was pruned already").into());
     }

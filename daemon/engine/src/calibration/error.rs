@@ -1,6 +1,6 @@
 //! Errors of a calibration.
 
-use sluice_checkpoint::calibration::CalibrationError;
+use sluice_checkpoint::{calibration::CalibrationError, features::FeatureRefusal};
 use sluice_optimize::moments::MomentsError;
 use sluice_weights::MatrixInput;
 
@@ -16,10 +16,12 @@ pub enum CalibrateError {
     #[error(transparent)]
     File(#[from] CalibrationError),
     /// The inputs of the model's matrices are not those that a calibration has.
-    #[error("{family} models cannot be calibrated: only layers of attention and a gated MLP can")]
+    #[error("{family} models cannot be calibrated: {reason}")]
     Layers {
         /// The model's family.
         family: &'static str,
+        /// Why.
+        reason: FeatureRefusal,
     },
     /// The statistics of one input exceed the memory limit.
     #[error(

@@ -20,6 +20,9 @@ pub enum OptimizeError {
     /// No choice of rates is possible.
     #[error(transparent)]
     Allocate(#[from] AllocateError),
+    /// The model has layers that cannot be optimized.
+    #[error("the loaded model {0}, which cannot be optimized")]
+    Layers(&'static str),
     /// The budget has room for the checkpoint's own weights.
     #[error("the budget has room for the checkpoint's own weights: there is nothing to quantize")]
     NothingToQuantize,

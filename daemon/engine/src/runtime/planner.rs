@@ -3,7 +3,10 @@
 use std::sync::{Arc, PoisonError, RwLock};
 
 use sluice_checkpoint::{
-    Checkpoint, CheckpointError, PriorFile, disk_bandwidth, family::ModelConfig, weight_cache,
+    Checkpoint, CheckpointError, PriorFile, disk_bandwidth,
+    family::ModelConfig,
+    features::{Feature, Features},
+    weight_cache,
 };
 use sluice_cuda::HEAD_DIM_MAX;
 use sluice_plan::{
@@ -130,7 +133,7 @@ impl Planner {
                 head_dim: shape.head_dim,
             });
         }
-        if machine.device.gpu.is_some() && matches!(shape.layer_kind, LayerKind::Mixture(_)) {
+        if machine.device.gpu.is_some() && !Features::of(&config).has(Feature::Gpu) {
             return Err(EngineError::MixtureOnGpu);
         }
         let sources = checkpoint.model_sources(shape)?;

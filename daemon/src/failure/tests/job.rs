@@ -5,6 +5,7 @@ use std::io;
 use sluice_checkpoint::{
     calibration::{CalibrationError, ModelIdentity},
     compression::{CompressError, ContainerError, Damage, EncodeError, PruneError},
+    features::FeatureRefusal,
     quantize::QuantizeError,
 };
 use sluice_engine::{calibration::CalibrateError, optimization::OptimizeError};
@@ -90,6 +91,7 @@ fn optimizations() -> Vec<(Failure, Code)> {
             E::Allocate(AllocateError::NoCandidates(0)),
             Code::FailedPrecondition,
         ),
+        (E::Layers("has others"), Code::FailedPrecondition),
         (E::NothingToQuantize, Code::FailedPrecondition),
         (
             E::PassTime {
@@ -167,7 +169,13 @@ fn calibrations() -> Vec<(Failure, Code)> {
     ];
     let files = files.map(|(error, code)| (E::File(error), code));
     let others = [
-        (E::Layers { family: "rwkv7" }, Code::FailedPrecondition),
+        (
+            E::Layers {
+                family: "rwkv7",
+                reason: FeatureRefusal::Because("only others can"),
+            },
+            Code::FailedPrecondition,
+        ),
         (
             E::Memory {
                 input: MatrixInput::LmHead,
