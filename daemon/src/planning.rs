@@ -1,5 +1,7 @@
 //! `sluiced plan`: what would live where, without a daemon and without loading anything.
 
+mod published;
+
 use std::path::PathBuf;
 
 use clap::{Arg, Args};
@@ -19,6 +21,7 @@ use sluice_shared::{
 };
 use tonic_types::StatusExt;
 
+use self::published::Terms;
 use crate::{
     config::{ComputeDtype, Device, InstructionsChoice, LoadedModelsMax, Threads},
     failure::Failure,
@@ -100,6 +103,11 @@ struct ModelChoice {
     #[arg(long, value_name = "NAME", num_args = 1.., value_parser = published_shapes())]
     shape: Vec<&'static PublishedShape>,
 
+    /// All published shapes, one in a line, each at the most faithful level at which all its weights stay on the device, else
+    /// with streamed weights; `--level` plans all at one level
+    #[arg(long, conflicts_with_all = ["shape", "model"])]
+    all: bool,
+
     /// Checkpoint: a Hugging Face folder, a .safetensors file in one, or a .gguf, .pth or .sluice file; several come after the
     /// shapes
     #[arg(long, value_name = "DIR|FILE", num_args = 1..)]
@@ -109,8 +117,8 @@ struct ModelChoice {
 /// Prints the plan, and returns the exit code.
 #[must_use]
 pub fn run(options: &Planning) -> u8 {
-    let answer = match options.plan() {
-        Ok(answer) => answer,
+    let text = match options.text() {
+        Ok(text) => text,
         Err(failure) => {
             eprintln!("sluiced: {failure}");
             let status = tonic::Status::from(&failure);
@@ -124,10 +132,21 @@ pub fn run(options: &Planning) -> u8 {
             };
         }
     };
+    match print(&(text + "\n")) {
+        Ok(()) => exit::OK,
+        Err(error) => {
+            eprintln!("sluiced: {error}");
+            exit::FAILURE
+        }
+    }
+}
+
+/// What a plan is as text: a table for people, or JSON.
+fn text_of(answer: &v1::PlanResponse, as_json: bool) -> String {
     let keys = "a plan has text for keys";
-    let text = match (&answer.plan, options.json) {
+    match (&answer.plan, as_json) {
         (Some(plan), true) => serde_json::to_string(plan).expect(keys),
-        (None, true) => serde_json::to_string(&answer).expect(keys),
+        (None, true) => serde_json::to_string(answer).expect(keys),
         (Some(plan), false) => report::plan::lines(plan).join("\n"),
         (None, false) => {
             let mut lines = report::plan::together(&answer.models, answer.budget_bytes);
@@ -138,19 +157,24 @@ pub fn run(options: &Planning) -> u8 {
             lines.extend(device.map(|note| format!("note: {note}")));
             lines.join("\n")
         }
-    };
-
-    match print(&(text + "\n")) {
-        Ok(()) => exit::OK,
-        Err(error) => {
-            eprintln!("sluiced: {error}");
-            exit::FAILURE
-        }
     }
 }
 
 impl Planning {
-    fn plan(&self) -> Result<v1::PlanResponse, Failure> {
+    fn text(&self) -> Result<String, Failure> {
+        let (terms, device) = self.terms()?;
+        if !self.subject.all {
+            return Ok(text_of(&self.plan(terms, &device)?, self.json));
+        }
+        let plans = terms.plan_all();
+        Ok(match self.json {
+            true => serde_json::to_string(&plans).expect("a plan has text for keys"),
+            false => plans.lines().join("\n"),
+        })
+    }
+
+    /// What plans are made from, and the device that they are for.
+    fn terms(&self) -> Result<(Terms, device::Device), Failure> {
         // Checked as if it had come over the wire: the rules stand in one place.
         let workload = model::Workload::try_from(v1::Workload {
             canvas_length: self.canvas,
@@ -168,13 +192,32 @@ impl Planning {
         let budget_bytes = settings.budget.bytes();
         let budget_bytes = budget_bytes.or_else(|| memory.free_bytes.map(default_budget));
         let budget_bytes = budget_bytes.unwrap_or(u64::MAX);
-        let note = device_note(&device, opened.gpu_unavailable);
+        let terms = Terms {
+            machine,
+            settings,
+            has_level: self.options.level.is_some(),
+            budget_bytes,
+            workload,
+            note: device_note(&device, opened.gpu_unavailable),
+        };
+        Ok((terms, device))
+    }
+
+    fn plan(&self, terms: Terms, device: &device::Device) -> Result<v1::PlanResponse, Failure> {
+        let Terms {
+            machine,
+            settings,
+            budget_bytes,
+            workload,
+            note,
+            ..
+        } = terms;
         let mut models = self.subject.outlines(&machine, settings)?;
         if models.len() > 1 {
             let common = CommonBudget {
                 budget_bytes,
                 budget_default: budget_bytes,
-                common_bytes: CommonMemory::bytes_on(&device),
+                common_bytes: CommonMemory::bytes_on(device),
                 models_max: self.loaded_models.get(),
             };
             let mut models = common.plan(&models)?;

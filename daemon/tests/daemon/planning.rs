@@ -1,8 +1,9 @@
 //! `sluiced plan`: what it prints of published shapes and of checkpoints, and what it refuses.
 
-use std::process::Output;
+use std::{process::Output, time::Instant};
 
 use serde_json::Value;
+use sluice_checkpoint::family::PUBLISHED_SHAPES;
 use sluice_shared::exit;
 use tempfile::TempDir;
 
@@ -46,6 +47,60 @@ async fn a_published_shape_is_planned_without_a_file() {
         "streamed from ",
     ] {
         assert!(table.contains(words), "{table}");
+    }
+}
+
+#[tokio::test]
+async fn all_published_shapes_are_planned_at_once() {
+    let begun = Instant::now();
+    let ask = ["--all", "--budget", "8GiB"];
+    let output = plan(&[&ask[..], &["--json"]].concat()).await;
+    assert_eq!(code(&output), exit::OK, "{}", text(&output.stderr));
+    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    // On a busy machine, without optimization.
+    let took = begun.elapsed().as_secs();
+    assert!(took < 5, "{took} s");
+    let rows = json["shapes"].as_array().unwrap();
+    assert_eq!(rows.len(), PUBLISHED_SHAPES.len());
+    let row = |name: &str| rows.iter().find(|row| row["shape"] == name).unwrap();
+    // The most faithful level at which it fits, and no more than the budget.
+    let fits = |name: &str| (row(name)["fit"].clone(), row(name)["level"].clone());
+    let expected = |fit: &str, level: &str| (Value::from(fit), Value::from(level));
+    assert_eq!(fits("sdar-1.7b"), expected("resident", "standard"));
+    assert_eq!(fits("llada-8b"), expected("resident", "moderate"));
+    assert_eq!(fits("llama-3-70b").0, "streamed");
+    assert!(
+        row("llama-3-70b")["streamed_bytes_per_pass"]
+            .as_u64()
+            .unwrap()
+            > 20 << 30
+    );
+    let peaks = rows.iter().map(|row| row["peak_bytes"].as_u64().unwrap());
+    assert!(peaks.max().unwrap() <= 8 << 30);
+    assert_eq!(row("llada2-mini")["license"], "apache-2.0");
+    assert_eq!(row("llada-1b")["license"], Value::Null);
+
+    // As a table, whose columns stand below each other.
+    let output = plan(&[&ask[..], &["--level", "aggressive", "--canvas", "64"]].concat()).await;
+    let table = text(&output.stdout);
+    let lines: Vec<_> = table.lines().collect();
+    assert_eq!(lines[0], "published shapes within 8.00 GiB");
+    let column = lines[1].find("LEVEL").unwrap();
+    for line in &lines[2..2 + PUBLISHED_SHAPES.len()] {
+        assert!(line[column..].starts_with("aggressive "), "{line}");
+    }
+    assert!(
+        table.contains("\nnote: tokens/s at one token a pass"),
+        "{table}"
+    );
+
+    // Too little for most is a reason in the row.
+    let output = plan(&["--all", "--budget", "64MiB"]).await;
+    assert_eq!(code(&output), exit::OK);
+    assert!(text(&output.stdout).contains("too small"));
+    for conflict in [["--shape", "llada-8b"], ["--model", "x"]] {
+        let output = plan(&[&["--all"][..], &conflict].concat()).await;
+        assert_eq!(code(&output), exit::USAGE, "{conflict:?}");
     }
 }
 

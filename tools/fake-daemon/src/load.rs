@@ -121,7 +121,7 @@ impl Teller {
                         false => TokenState::Provisional.into(),
                     },
                     is_fresh: position + 1 == committed,
-            is_edited: false,
+                    is_edited: false,
                     logprobs: None,
                 }
             })

@@ -195,6 +195,7 @@ Examples:
   sluice plan --level moderate
   sluice plan --shape llada-8b --level mild --budget 4GiB --canvas 512
   sluice plan ~/models/LLaDA-8B-Instruct --budget 6GiB --json
+  sluice plan --all --budget 8GiB
 
 Without a model or --shape the plan is for the loaded model. It is for the daemon's
 device. If no daemon runs, `sluiced plan` makes it for the first usable GPU, else for

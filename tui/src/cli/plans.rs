@@ -31,6 +31,10 @@ pub struct Plan {
     /// A published shape, such as llada-8b; needs no weights. May be repeated
     #[arg(long, value_name = "NAME")]
     pub shape: Vec<String>,
+    /// All published shapes, one in a line: whether each fits, at which level, how quick it is, and its licence. For this
+    /// machine; no daemon is asked
+    #[arg(long, conflicts_with_all = ["model", "model_flag", "shape"])]
+    pub all: bool,
     /// What the plan is made from.
     #[command(flatten)]
     pub options: PlanOptions,

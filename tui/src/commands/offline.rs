@@ -40,7 +40,7 @@ pub(super) fn offline_hint(command: &str) -> String {
 }
 
 /// Replaces this process by `sluiced`, so that output, exit code and signals are its own. Returns only if that failed.
-fn in_our_place(words: &[String]) -> Failure {
+pub(super) fn in_our_place(words: &[String]) -> Failure {
     let program = sibling(env::current_exe());
     let error = Command::new(&program).args(words).exec();
     missing(&program, &error)

@@ -17,6 +17,9 @@ pub(super) async fn run(
     arguments: &Plan,
     out: &mut StandardOutput,
 ) -> Result<(), Failure> {
+    if arguments.all {
+        return Err(offline::in_our_place(&words(&[], arguments)));
+    }
     let models = models(arguments)?;
     let named = |model: &By| matches!(model, By::Name(_));
     let alone = match &models[..] {
@@ -70,6 +73,9 @@ fn models(arguments: &Plan) -> Result<Vec<By>, Failure> {
 /// The arguments of `sluiced plan`.
 fn words(models: &[By], arguments: &Plan) -> Vec<String> {
     let mut words = vec!["plan".to_owned()];
+    if arguments.all {
+        words.push("--all".into());
+    }
     words.extend(models.iter().map(|model| match model {
         By::Shape(name) => format!("--shape={name}"),
         By::Path(path) | By::Name(path) => format!("--model={path}"),
@@ -90,6 +96,25 @@ mod tests {
 
     use super::*;
     use crate::cli::{Cli, Command as Subcommand};
+
+    #[test]
+    fn all_shapes_are_planned_instead_of_named_ones() {
+        let read = |line: &[&str]| {
+            let line = ["sluice", "plan", "--all"].iter().chain(line);
+            Cli::try_parse_from(line)
+        };
+        let Some(Subcommand::Plan(arguments)) = read(&["--budget", "8GiB"]).unwrap().command else {
+            panic!("plan");
+        };
+        assert_eq!(words(&[], &arguments), ["plan", "--all", "--budget=8GiB"]);
+        for conflict in [
+            &["--shape", "llada-8b"][..],
+            &["some-model"],
+            &["--model", "x"],
+        ] {
+            assert!(read(conflict).is_err(), "{conflict:?}");
+        }
+    }
 
     #[test]
     fn every_flag_is_handed_on() {
