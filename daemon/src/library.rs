@@ -4,6 +4,7 @@
 mod default;
 mod entry;
 mod inspect;
+mod licence;
 mod model_files;
 mod pulls;
 mod remembered;
@@ -365,8 +366,14 @@ impl ModelEntry {
         (parameters > 0).then_some(parameters)
     }
 
+    /// The licence that its files name. What lies beside a single file is another model's, unless both were downloaded together.
+    fn licence(&self) -> Option<String> {
+        licence::licence(&self.path, self.origin == EntryOrigin::Pulled)
+    }
+
     /// Adds what the disk knows to what is known of a model.
     pub fn describe(&self, model: &mut v1::Model) {
+        model.license = self.licence().filter(|_| !self.is_partial);
         model.origin = self.origin.to_wire().into();
         model.disk_bytes = self.disk_bytes;
         model.file_format = self.file_format.into();

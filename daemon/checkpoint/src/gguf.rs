@@ -11,6 +11,7 @@
 mod config;
 mod cursor;
 mod dialect;
+mod licence;
 mod metadata;
 mod model;
 mod names;
@@ -19,6 +20,8 @@ mod tokenizer;
 mod value;
 
 use sluice_weights::HEAD_DIM_MAX;
+
+pub use self::licence::licence;
 
 use self::{
     cursor::{Cursor, Source},

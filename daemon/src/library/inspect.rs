@@ -8,6 +8,7 @@ use sluice_checkpoint::{
     Checkpoint,
     compression::{self, Container},
     family::Family,
+    features::{Feature, Features},
 };
 use sluice_engine::{EngineError, PlanSettings, runtime::ModelOutline};
 use sluice_hub::Manifest;
@@ -18,7 +19,10 @@ use sluice_shared::{
     units,
 };
 
-use super::model_files::{self, TensorSummary, small_text};
+use super::{
+    licence,
+    model_files::{self, TensorSummary, small_text},
+};
 use crate::{
     config::ModelTable,
     model_name::ModelName,
@@ -108,6 +112,16 @@ pub(crate) fn inspect(
         let parameters: u64 = groups.values().map(|group| group.parameters).sum();
         wire.parameters = (parameters > 0).then_some(parameters);
     }
+    if let Some(wire) = &mut answer.model {
+        // Of a model that the list has, it is there already.
+        let own = path.and_then(|path| licence::licence(path, answer.facts.iter().any(is_of_hub)));
+        wire.license = wire.license.take().or(own);
+        let licence = wire.license.as_deref().unwrap_or("unknown");
+        answer.facts.push(v1::CheckpointFact {
+            name: "licence".to_owned(),
+            value: licence.to_owned(),
+        });
+    }
     answer.tensors = groups
         .into_iter()
         .map(|(format, group)| v1::TensorSummary {
@@ -124,7 +138,12 @@ pub(crate) fn inspect(
     answer
 }
 
-/// Adds the default sampling settings of a model to the answer, with the daemon's default limits of requests, and its invalid
+/// Whether a fact is that a download brought the files.
+fn is_of_hub(fact: &v1::CheckpointFact) -> bool {
+    fact.name == "hub"
+}
+
+/// Adds what a model can be asked for and its default sampling settings to the answer, with the daemon's default limits of requests, and its invalid
 /// recommendations as facts. Adds nothing for a model that cannot be read.
 pub(crate) fn sampling(
     model: &ModelName,
@@ -138,6 +157,13 @@ pub(crate) fn sampling(
     let Ok(config) = checkpoint.model() else {
         return;
     };
+    let features = Features::of(&config);
+    answer.features = (Feature::ALL.into_iter())
+        .map(|feature| v1::ModelFeature {
+            name: feature.name().to_owned(),
+            refusal: (features.refusal(feature)).map_or_else(String::new, |why| why.to_string()),
+        })
+        .collect();
     let has_template =
         |fact: &v1::CheckpointFact| fact.name == "chat template" && fact.value != "none";
     let recommended = checkpoint.recommended();
@@ -249,7 +275,6 @@ fn facts_of(folder: &Path) -> Vec<v1::CheckpointFact> {
     }
     facts.add("tokenizer", tokenizer(folder));
     facts.add("chat template", chat_template(folder));
-    facts.add("licence", licence(folder));
     if let Some(manifest) = Manifest::read(folder) {
         facts.add_manifest(&manifest);
     }
@@ -296,7 +321,6 @@ fn facts_of_checkpoint(
             files.any(|file| Some(&file.name[..]) == name)
         };
         if let Some(manifest) = Manifest::read(folder).filter(is_of) {
-            facts.add("licence", licence(folder));
             facts.add_manifest(&manifest);
         }
     }
@@ -386,29 +410,6 @@ fn names_template(config: &[u8]) -> bool {
     template.is_some_and(|value| !value.is_null())
 }
 
-/// The licence that a model card names in its first lines.
-fn licence(folder: &Path) -> String {
-    let text = small_text(&folder.join("README.md"), TEXT_BYTES_MAX).unwrap_or_default();
-    licence_of(&text).unwrap_or_default()
-}
-
-fn licence_of(card: &str) -> Option<String> {
-    let mut lines = card.trim_start_matches('\u{feff}').lines();
-    lines.next().filter(|line| line.trim_end() == "---")?;
-    let value = |key: &str| {
-        let head = lines.clone().take_while(|line| line.trim_end() != "---");
-        let value = head
-            .filter_map(|line| line.strip_prefix(key)?.strip_prefix(':'))
-            .next()?;
-        let value = value.trim().trim_matches(['"', '\'']);
-        (!value.is_empty()).then(|| value.chars().take(100).collect::<String>())
-    };
-    match value("license") {
-        Some(license) if license == "other" => value("license_name").or(Some(license)),
-        license => license,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -492,7 +493,10 @@ mod tests {
             found.map(|fact| fact.value.as_str())
         };
         assert_eq!((fact("family"), fact("layers")), (Some("llama"), Some("3")));
-        assert_eq!((fact("tokenizer"), fact("licence")), (Some("none"), None));
+        assert_eq!(
+            (fact("tokenizer"), fact("licence")),
+            (Some("none"), Some("unknown"))
+        );
         let model = answer.model.as_ref().unwrap();
         assert_eq!(
             (model.family.as_str(), model.parameters),
@@ -519,21 +523,5 @@ mod tests {
         assert_eq!(fact("family"), Some("llada"));
         assert_eq!(fact("chat template"), Some("there"));
         assert!(matches!(&answer.tensors[..], [group] if group.parameters == 3_934_976));
-    }
-
-    #[test]
-    fn the_licence_is_read_from_the_head_of_a_card() {
-        let licence = |card| licence_of(card);
-        assert_eq!(
-            licence("---\nlanguage: en\nlicense: mit\n---\n# A"),
-            Some("mit".to_owned())
-        );
-        assert_eq!(
-            licence("---\nlicense: other\nlicense_name: \"llama3\"\n---\n"),
-            Some("llama3".to_owned())
-        );
-        assert_eq!(licence("# A\nlicense: mit"), None);
-        assert_eq!(licence("---\na: b\n---\nlicense: mit"), None);
-        assert_eq!(licence(""), None);
     }
 }

@@ -25,6 +25,9 @@ pub(crate) static EMBEDDED_FILES: &[(&str, &[u8])] = embedded![
     "generation_config.json",
 ];
 
+/// Its licence, as its card names it, which is not inside the program.
+const LICENCE: &str = "apache-2.0";
+
 /// What its files say, read once.
 struct EmbeddedFacts {
     family: String,
@@ -66,6 +69,7 @@ pub(crate) fn described(model: v1::Model) -> v1::Model {
         file_format: v1::FileFormat::Safetensors.into(),
         family: FACTS.family.clone(),
         parameters: FACTS.parameters,
+        license: Some(LICENCE.to_owned()),
         ..model
     }
 }

@@ -195,6 +195,7 @@ pub(crate) fn model() -> Model {
         name: "fake".into(),
         state: ModelState::Ready.into(),
         is_demonstration: true,
+        license: Some("apache-2.0".into()),
         ..Default::default()
     }
 }

@@ -170,6 +170,16 @@ fn lines(facts: &InspectModelResponse) -> Vec<String> {
     for fact in &facts.facts {
         lines.push(format!("  {:<16} {}", fact.name, fact.value));
     }
+    if !facts.features.is_empty() {
+        lines.push("what it can be asked for".to_owned());
+    }
+    for feature in &facts.features {
+        let answer = match feature.refusal.is_empty() {
+            true => "yes".to_owned(),
+            false => format!("no: {}", feature.refusal),
+        };
+        lines.push(format!("  {:<42} {answer}", feature.name));
+    }
     if !facts.settings.is_empty() {
         lines.push("settings and their sources".to_owned());
     }

@@ -45,12 +45,15 @@ fn show_models(
 ) -> Result<(), Failure> {
     let width = models.iter().map(|model| text::width(&model.name));
     let width = width.max().unwrap_or_default().clamp(4, NAME_COLUMNS_MAX);
+    let licences = models.iter().map(|model| text::width(licence(model)));
+    let licence_width = licences.max().unwrap_or_default();
+    let licences = licence_width.clamp(7, LICENCE_COLUMNS_MAX);
     out.line(&format!(
-        "  {:<width$}  {:<9}  {:<8}  {:>14}  {:>8}  {:<11}  FROM",
-        "NAME", "STATE", "FAMILY", "PARAMETERS", "SIZE", "FORMAT"
+        "  {:<width$}  {:<9}  {:<8}  {:>14}  {:>8}  {:<11}  {:<licences$}  FROM",
+        "NAME", "STATE", "FAMILY", "PARAMETERS", "SIZE", "FORMAT", "LICENCE"
     ))?;
     for model in models {
-        out.line(&row(model, operations, width))?;
+        out.line(&row(model, operations, [width, licences]))?;
     }
     Ok(())
 }
@@ -101,9 +104,16 @@ fn converted_weights(list: &ListModelsResponse) -> Vec<String> {
 const LEVEL_COLUMNS: usize = 10;
 /// Width beyond which a name pushes the other columns aside.
 const NAME_COLUMNS_MAX: usize = 48;
+/// Width beyond which a licence does.
+const LICENCE_COLUMNS_MAX: usize = 20;
+
+/// The licence that a model's files name.
+fn licence(model: &Model) -> &str {
+    model.license.as_deref().unwrap_or("unknown")
+}
 
 /// A model as a row of the table; the default one is marked.
-fn row(model: &Model, operations: &[Operation], width: usize) -> String {
+fn row(model: &Model, operations: &[Operation], [width, licence_width]: [usize; 2]) -> String {
     let shape = model.shape.as_ref();
     let family = shape.map_or(model.family.as_str(), |shape| shape.family.as_str());
     let parameters = shape.map(|shape| shape.parameters).or(model.parameters);
@@ -117,12 +127,13 @@ fn row(model: &Model, operations: &[Operation], width: usize) -> String {
     };
     let format = formats::file_format(model).unwrap_or_default();
     let mut line = format!(
-        "{} {:<width$}  {:<9}  {:<8}  {:>14}  {size:>8}  {format:<11}  {}",
+        "{} {:<width$}  {:<9}  {:<8}  {:>14}  {size:>8}  {format:<11}  {:<licence_width$}  {}",
         if model.is_default { '*' } else { ' ' },
         model.name,
         state(model),
         if family.is_empty() { "?" } else { family },
         parameters.map_or_else(|| "?".to_owned(), units::count),
+        licence(model),
         origin(model),
     );
     match (model.state(), step) {

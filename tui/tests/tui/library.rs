@@ -127,9 +127,9 @@ fn the_list_says_what_is_where_and_which_is_the_default() {
     assert_eq!(
         lines,
         [
-            "  NAME  STATE      FAMILY        PARAMETERS      SIZE  FORMAT       FROM",
-            "  fake  loaded     ?                      ?         ?               demonstration model, inside sluiced",
-            "* o/m   on disk    llada      1,500,000,000  3.00 GiB  safetensors  /models/o/m",
+            "  NAME  STATE      FAMILY        PARAMETERS      SIZE  FORMAT       LICENCE     FROM",
+            "  fake  loaded     ?                      ?         ?               apache-2.0  demonstration model, inside sluiced",
+            "* o/m   on disk    llada      1,500,000,000  3.00 GiB  safetensors  unknown     /models/o/m",
             "",
             "converted weights, 3.00 MiB of at most 32.0 GiB in /cache; `sluice rm --converted NAME` removes a model's",
             "  tiny  moderate    3.00 MiB  in use",
