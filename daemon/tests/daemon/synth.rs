@@ -77,7 +77,7 @@ async fn a_synthetic_model_serves_requests_of_ids() {
 #[tokio::test]
 async fn what_makes_no_model_is_refused_before_anything_is_written() {
     let folder = TempDir::new().unwrap();
-    let cases: [(&[&str], &[&str]); 4] = [
+    let cases: [(&[&str], &[&str]); 5] = [
         (
             &["synth", "--shape", "gpt-9", "model"],
             &[
@@ -92,8 +92,12 @@ async fn what_makes_no_model_is_refused_before_anything_is_written() {
         (&["synth", "model"], &["--shape", "--layers"]),
         (&["synth", "--shape", "llada-8b"], &["<DIR>"]),
         (
-            &["synth", "--shape", "llada-8b", "--layers", "2", "model"],
-            &["--layers", "cannot be used with"],
+            &["synth", "--shape", "llada-8b", "--kv-heads", "2", "model"],
+            &["--kv-heads", "cannot be used with"],
+        ),
+        (
+            &["synth", "--shape", "llada2-mini", "--layers", "0", "model"],
+            &["--layers is 0"],
         ),
     ];
     for (arguments, words) in cases {
