@@ -331,7 +331,7 @@ impl Generation {
         let info = &self.serving.loaded.info;
         let latents = match info.layer_kind {
             LayerKind::LatentThought(sizes) => sizes.latents,
-            LayerKind::Attention | LayerKind::Mixture(_) | LayerKind::Rwkv7(_) => 0,
+            _ => 0,
         };
         let thoughts = report.posterior.as_ref().map(|posterior| v1::Thoughts {
             layers: info.layers as u32,
@@ -406,9 +406,10 @@ impl Generation {
 
     fn cancelled_waiting(&mut self) {
         let slots = self.stable_text.fixed.iter();
-        // An autoregressive model has written nothing.
+        // A model without masks has written nothing.
         let mask = self.serving.loaded.info.mask;
-        let tokens = mask.map(|mask| slots.map(|fixed| fixed.unwrap_or(mask.token_id)).collect());
+        let mask = mask.and_then(|mask| mask.token_id);
+        let tokens = mask.map(|mask| slots.map(|fixed| fixed.unwrap_or(mask)).collect());
         let done = v1::GenerationDone {
             finish_reason: v1::FinishReason::Cancelled.into(),
             token_ids: tokens.unwrap_or_default(),
@@ -519,7 +520,7 @@ impl StableText {
 
     /// The whole canvas; after a cancel some of it is masks.
     fn take_all(&mut self, tokens: &[u32], serving: &ServingModel) {
-        let mask = serving.loaded.info.mask.map(|mask| mask.token_id);
+        let mask = serving.loaded.info.mask.and_then(|mask| mask.token_id);
         for (fixed, id) in self.fixed.iter_mut().zip(tokens) {
             *fixed = Some(*id).filter(|id| Some(*id) != mask);
         }

@@ -25,7 +25,7 @@ use sluice_proto::{
 use sluice_shared::{
     decoding::{CanvasGrowth, Decoding},
     level::AdvisedLimits,
-    policy::PolicyChoice,
+    policy::{PolicyChoice, RENOISE},
     prior::PriorSampling,
 };
 use sluice_tokenizer::Patience;
@@ -169,6 +169,7 @@ pub fn generation(
         family: info.family,
         is_masked_diffusion: info.mask.is_some(),
         diffusion_block: info.mask.and_then(|mask| mask.diffusion_block()),
+        has_own_temperatures: info.mask.is_some_and(|mask| mask.token_id.is_none()),
         can_chat: serving.can_chat(),
         recommended: &serving.loaded.recommended,
     };
@@ -226,6 +227,7 @@ pub fn generation(
         top_logprobs: autoregressive.top_logprobs,
         grammar: grammar.map(|grammar| RequestGrammar(Arc::new(grammar))),
         seed: request.sampling.seed.map_or_else(draw_seed, Ok)?,
+        draws: None,
         thinking: None,
         state,
     };
@@ -235,9 +237,19 @@ pub fn generation(
         &diffusion.decoding,
         diffusion.steps.is_some(),
         defaults.preset,
-        blocks,
+        info.mask,
         is_bus_bound,
     );
+    if work.policy.name() == RENOISE
+        && diffusion.steps.is_some()
+        && diffusion.decoding.policy.is_some()
+    {
+        let problem = format!(
+            "policy '{RENOISE}' says itself how many passes a canvas has; leave one of both out"
+        );
+        let what = "diffusion.steps";
+        return Err(EngineError::from(RequestError::Sampling { what, problem }).into());
+    }
     // The end of a canvas that grows isn't known from the start.
     if work.decoding.canvas_growth != CanvasGrowth::Fixed {
         work.reserved = None;
@@ -255,8 +267,10 @@ pub fn generation(
         ));
     }
     // Latents are drawn, too.
-    let draws =
-        work.temperature > 0.0 || work.remasking == Remasking::Random || work.thinking.is_some();
+    let draws = work.policy.name() == RENOISE
+        || work.temperature > 0.0
+        || work.remasking == Remasking::Random
+        || work.thinking.is_some();
     Ok(PreparedGeneration {
         settings: told,
         seed_drawn: draws && request.sampling.seed.is_none(),

@@ -737,7 +737,7 @@ mod tests {
                     ..Default::default()
                 });
             }),
-            "diffusion.policy: unknown policy 'hasty'; known are reference, dynamic, sequential, edit, deadline, autoregressive, verify, threshold, factor, dream, rnd1, margin, \
+            "diffusion.policy: unknown policy 'hasty'; known are reference, dynamic, sequential, edit, deadline, autoregressive, verify, renoise, threshold, factor, dream, rnd1, margin, \
              decay, hierarchical, local, entropy, klass, credit, revoke"
         );
     }

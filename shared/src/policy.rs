@@ -35,6 +35,12 @@ pub struct ParameterInfo {
     pub max: f64,
 }
 
+/// Most passes that policy allows a canvas.
+pub const STEPS_MAX: f64 = 1e6;
+
+/// The policy of models that denoise canvases of random tokens.
+pub const RENOISE: &str = "renoise";
+
 /// The name of an option that nearly all policies share; see [`PolicyChoice::apart`].
 pub const APART_NAME: &str = "apart";
 
@@ -153,6 +159,50 @@ pub const POLICIES: &[PolicyInfo] = &[
                 default: 8.0,
                 min: 1.0,
                 max: 256.0,
+            },
+        ],
+        exact: true,
+        takes_back: false,
+    },
+    PolicyInfo {
+        // The published generation's values.
+        name: RENOISE,
+        summary: "accepts the surest tokens and redraws all others at random (DiffusionGemma)",
+        parameters: &[
+            ParameterInfo {
+                name: "bound",
+                summary: "entropy of surer tokens up to which a token is accepted",
+                default: 0.1,
+                min: 0.0,
+                max: 1e3,
+            },
+            ParameterInfo {
+                name: "tmin",
+                summary: "temperature that a canvas would end with",
+                default: 0.4,
+                min: 1e-3,
+                max: 1e3,
+            },
+            ParameterInfo {
+                name: "tmax",
+                summary: "temperature of a canvas's first pass",
+                default: 0.8,
+                min: 1e-3,
+                max: 1e3,
+            },
+            ParameterInfo {
+                name: "sure",
+                summary: "mean entropy below which an unchanged canvas is finished",
+                default: 0.005,
+                min: 0.0,
+                max: 1e3,
+            },
+            ParameterInfo {
+                name: "steps",
+                summary: "most passes of a canvas",
+                default: 48.0,
+                min: 1.0,
+                max: STEPS_MAX,
             },
         ],
         exact: true,
@@ -647,7 +697,7 @@ mod tests {
         let error = |text: &str| text.parse::<PolicyChoice>().unwrap_err().to_string();
         assert_eq!(
             error("fast"),
-            "unknown policy 'fast'; known are reference, dynamic, sequential, edit, deadline, autoregressive, verify, threshold, factor, dream, rnd1, margin, decay, hierarchical, local, \
+            "unknown policy 'fast'; known are reference, dynamic, sequential, edit, deadline, autoregressive, verify, renoise, threshold, factor, dream, rnd1, margin, decay, hierarchical, local, \
              entropy, klass, credit, revoke"
         );
         assert_eq!(error("factor:t=1"), "policy 'factor' has no parameter 't'");

@@ -3,6 +3,7 @@
 //! A family is a way to read a configuration and to name tensors; its layers are of one of the engine's kinds
 //! (`LayerKind`). A [`ModelConfig`] can come from any source; `config.json` is one.
 
+mod gemma;
 mod hugging_face;
 mod keys;
 mod latent;
@@ -54,11 +55,13 @@ pub enum Family {
     Rwkv7,
     /// Autoregressive within a window, with latents that are inferred from the prompt.
     LatentThought,
+    /// Canvases of random tokens that are denoised, behind text that is read causally.
+    DiffusionGemma,
 }
 
 impl Family {
     /// Every supported family.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::Llada,
         Self::Llama,
         Self::Mistral,
@@ -75,6 +78,7 @@ impl Family {
         Self::Nemotron,
         Self::Rwkv7,
         Self::LatentThought,
+        Self::DiffusionGemma,
     ];
 
     /// The name that screens and `config.json`'s `model_type` use; LLaDA-MoE's files have LLaDA's.
@@ -97,6 +101,7 @@ impl Family {
             Self::Nemotron => "nemotron_labs_diffusion",
             Self::Rwkv7 => "rwkv7",
             Self::LatentThought => "ltm",
+            Self::DiffusionGemma => "diffusion_gemma",
         }
     }
 
@@ -106,12 +111,13 @@ impl Family {
             Self::Sdar | Self::SdarMoe => (4, 4),
             Self::FastDllm => (32, 8),
             Self::Llada2 | Self::Nemotron => (32, 32),
+            Self::DiffusionGemma => (256, 256),
             _ => return None,
         };
         Some(BlockDiffusion {
             length,
             filled_together,
-            causal_attention_before: self == Self::Nemotron,
+            causal_attention_before: matches!(self, Self::Nemotron | Self::DiffusionGemma),
         })
     }
 
@@ -139,6 +145,7 @@ impl Family {
             Self::Nemotron => "NemotronLabsDiffusionModel",
             Self::Rwkv7 => "RWKV7ForCausalLM",
             Self::LatentThought => "LatentThoughtModel",
+            Self::DiffusionGemma => "DiffusionGemmaForBlockDiffusion",
         }
     }
 }
@@ -154,6 +161,10 @@ pub struct ModelConfig {
     pub vocab_size: usize,
     /// Rotary embedding of queries and keys; `None` for layers without positions.
     pub rope: Option<Rope>,
+    /// That of layers that see all, where others have a window; `None` where all layers have the same.
+    pub full_rope: Option<Rope>,
+    /// What logits are bounded by, smoothly; `None`: they are not.
+    pub soft_cap: Option<f32>,
     /// How experts are chosen; `None` for models without any.
     pub router: Option<Router>,
     /// Added to the mean square in norms.
@@ -196,8 +207,8 @@ impl Default for LatentInference {
 /// How a masked diffusion model predicts masked positions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MaskToken {
-    /// Id of the mask token.
-    pub token_id: u32,
+    /// Id of the mask token; `None` where random tokens stand in its place, as in DiffusionGemma.
+    pub token_id: Option<u32>,
     /// Whether the logits of a position are those of the row before it (of the first row for the first position), as in
     /// models that were made from autoregressive ones.
     pub shifted: bool,
@@ -221,6 +232,16 @@ pub struct BlockDiffusion {
 }
 
 impl MaskToken {
+    /// Id of the mask token.
+    ///
+    /// # Panics
+    /// When random tokens stand in its place: whatever masks tokens is refused for such a model.
+    #[must_use]
+    pub fn id(&self) -> u32 {
+        self.token_id
+            .expect("what masks tokens was checked against the model")
+    }
+
     /// Positions of a block of a block diffusion model.
     #[must_use]
     pub fn diffusion_block(&self) -> Option<u32> {
@@ -250,8 +271,14 @@ impl ModelConfig {
                 LayerKind::Attention | LayerKind::Mixture(_) | LayerKind::LatentThought(_) => {
                     Some(Rope::plain(500_000.0, shape.head_dim))
                 }
+                LayerKind::Gemma(_) => Some(Rope::plain(10_000.0, shape.head_dim)),
                 LayerKind::Rwkv7(_) => None,
             },
+            full_rope: match shape.layer_kind {
+                LayerKind::Gemma(gemma) => Some(Rope::proportional(1e6, gemma.full_head_dim, 0.25)),
+                _ => None,
+            },
+            soft_cap: (family == Family::DiffusionGemma).then_some(30.0),
             router: match shape.layer_kind {
                 LayerKind::Mixture(_) if family == Family::Llada2 => Some(Router::SigmoidGroups {
                     groups: 8,
@@ -261,11 +288,12 @@ impl ModelConfig {
                 LayerKind::Mixture(_) => Some(Router::Softmax {
                     renormalizes: family != Family::LladaMoe,
                 }),
+                LayerKind::Gemma(_) => Some(gemma::router(shape.hidden_size)),
                 _ => None,
             },
             epsilon: 1e-5,
             mask: (!shape.causal).then_some(MaskToken {
-                token_id: 0,
+                token_id: (family != Family::DiffusionGemma).then_some(0),
                 shifted: family.is_shifted(),
                 blocks: family.blocks(),
                 reserved: (family == Family::Rnd1).then_some(0),
@@ -292,6 +320,7 @@ impl ModelConfig {
             Family::Llada => llada::read(config, generation),
             Family::Rwkv7 => rwkv7::read(config, generation),
             Family::LatentThought => latent::read(config, generation),
+            Family::DiffusionGemma => gemma::read(config, generation),
             family => hugging_face::read(family, config, generation),
         }
     }

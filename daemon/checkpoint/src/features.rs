@@ -22,6 +22,8 @@ pub enum Feature {
     VerifyTokens,
     /// Policies that write from left to right, as causal passes predict it: `autoregressive`, `verify`.
     NextToken,
+    /// A policy that draws canvases of random tokens anew: `renoise`.
+    Renoise,
     /// A KV cache of what a canvas's later passes leave out: `prefix`, `dual`, `vicinity`.
     PassCache,
     /// The KV cache of finished blocks: `blocks`.
@@ -69,18 +71,19 @@ pub enum FeatureRefusal {
 pub struct Features {
     mask: Option<MaskToken>,
     layer_kind: LayerKind,
-    /// Whether its files have queries, keys and values in one matrix.
-    has_joint_attention: bool,
+    /// What its files have in one tensor that a `.sluice` file has in several.
+    joint: Option<&'static str>,
 }
 
 impl Feature {
     /// Every feature, those of requests first.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::Policies,
         Self::Pins,
         Self::ReplaceTokens,
         Self::VerifyTokens,
         Self::NextToken,
+        Self::Renoise,
         Self::PassCache,
         Self::BlockCache,
         Self::Lookahead,
@@ -104,6 +107,7 @@ impl Feature {
             Self::ReplaceTokens => "policy edit",
             Self::VerifyTokens => "policy revoke",
             Self::NextToken => "policies autoregressive, verify",
+            Self::Renoise => "policy renoise",
             Self::PassCache => "KV cache prefix, dual, vicinity",
             Self::BlockCache => "KV cache blocks",
             Self::Lookahead => "suffix window, canvas growth, speculation",
@@ -125,7 +129,11 @@ impl Features {
     #[must_use]
     pub fn of(config: &ModelConfig) -> Self {
         Self {
-            has_joint_attention: config.shape.naming == TensorNaming::Llada2,
+            joint: match config.shape.naming {
+                TensorNaming::Llada2 => Some("has queries, keys and values in one matrix"),
+                TensorNaming::DiffusionGemma => Some("has all experts of a layer in one tensor"),
+                _ => None,
+            },
             ..Self::of_loaded(config.mask, config.shape.layer_kind)
         }
     }
@@ -136,7 +144,7 @@ impl Features {
         Self {
             mask,
             layer_kind,
-            has_joint_attention: false,
+            joint: None,
         }
     }
 
@@ -153,7 +161,11 @@ impl Features {
             Because, OnlyAutoregressive, OnlyLatent, OnlyMaskedDiffusion, OnlyRecurrent,
         };
         let is_latent = matches!(self.layer_kind, LayerKind::LatentThought(_));
-        let is_mixture = matches!(self.layer_kind, LayerKind::Mixture(_));
+        let is_mixture = matches!(
+            self.layer_kind,
+            LayerKind::Mixture(_) | LayerKind::Gemma(_)
+        );
+        let renoises = self.mask.is_some_and(|mask| mask.token_id.is_none());
         let has_states = matches!(self.layer_kind, LayerKind::Rwkv7(_));
         let blocks = self.mask.and_then(|mask| mask.blocks);
         let reads_causally = blocks.is_some_and(|blocks| blocks.causal_attention_before);
@@ -178,16 +190,29 @@ impl Features {
                 self.layer_kind != LayerKind::Attention,
                 Because("has layers without attention, which cannot be pruned"),
             ),
-            (Feature::Compress, _) => refused(
-                self.has_joint_attention,
-                Because("has queries, keys and values in one matrix"),
-            ),
+            (Feature::Compress, _) => self.joint.map(Because),
             (Feature::Gpu, _) => refused(
                 is_mixture,
                 Because("mixtures of experts are computed on the CPU alone"),
             ),
             (_, None) => Some(OnlyMaskedDiffusion),
-            (Feature::Policies | Feature::Pins, Some(_)) => None,
+            (Feature::Renoise, Some(_)) => refused(
+                !renoises,
+                Because(
+                    "denoises canvases of random tokens, for which this model is not trained",
+                ),
+            ),
+            (Feature::BlockCache, Some(_)) => refused(
+                blocks.is_none(),
+                Because("finished blocks can only be kept for a block diffusion model"),
+            ),
+            (Feature::PassCache, Some(_)) if blocks.is_some() => Some(Because(
+                "a block diffusion model keeps finished blocks, which changes no token; leave it out",
+            )),
+            (_, Some(_)) if renoises => Some(Because(
+                "fills masks, which this model does not know: it denoises whole canvases by policy renoise",
+            )),
+            (Feature::Policies | Feature::Pins | Feature::PassCache, Some(_)) => None,
             (Feature::ReplaceTokens, Some(_)) if blocks.is_none() || reads_causally => {
                 Some(Because(
                     "replaces written tokens, for which only block diffusion models are trained",
@@ -209,16 +234,6 @@ impl Features {
             (Feature::NextToken, Some(_)) => refused(
                 !reads_causally,
                 Because("asks for the next token of a text, for which this model is not trained"),
-            ),
-            (Feature::PassCache, Some(_)) => refused(
-                blocks.is_some(),
-                Because(
-                    "a block diffusion model keeps finished blocks, which changes no token; leave it out",
-                ),
-            ),
-            (Feature::BlockCache, Some(_)) => refused(
-                blocks.is_none(),
-                Because("finished blocks can only be kept for a block diffusion model"),
             ),
             (Feature::Lookahead, Some(_)) => refused(
                 blocks.is_some(),

@@ -1,10 +1,11 @@
 //! Which requests are admitted: the rules they must keep, and what their passes take.
 
 use sluice_checkpoint::features::{Feature, FeatureRefusal, Features};
+use sluice_ops::WINDOW_PASS_ROWS;
 use sluice_plan::Workload;
 use sluice_shared::{
     decoding::{BRANCHES_MAX, CanvasGrowth, Decoding, Speculation},
-    policy::PolicyChoice,
+    policy::{PolicyChoice, RENOISE},
     prior::PriorSolver,
     sampling::{
         EosPolicy, KvCacheMode, Remasking, STOP_BYTES_MAX, STOPS_MAX, Sampling, field_path,
@@ -179,7 +180,7 @@ impl Generate {
     fn check_features(&self, features: Features) -> Result<(), RequestError> {
         use Feature::{
             BlockCache, Lookahead, NextToken, NextTokenChoice, PassCache, Pins, Policies,
-            ReplaceTokens,
+            Renoise, ReplaceTokens,
         };
         let Sampling {
             top_k,
@@ -232,10 +233,12 @@ impl Generate {
                 "diffusion.remasking",
                 self.remasking != Remasking::default(),
             ),
+            (Renoise, "diffusion.policy", needs.renoising.is_some()),
             (
                 Policies,
                 "diffusion.policy",
-                self.policy != PolicyChoice::default(),
+                needs.renoising.is_none()
+                    && (self.policy != PolicyChoice::default() || features.has(Renoise)),
             ),
             (
                 BlockCache,
@@ -268,7 +271,7 @@ impl Generate {
             return Ok(());
         };
         Err(match (refusal, feature) {
-            (FeatureRefusal::Because(reason), ReplaceTokens | NextToken) => {
+            (FeatureRefusal::Because(reason), ReplaceTokens | NextToken | Renoise) => {
                 let problem = format!("policy '{}' {reason}", self.policy.name());
                 RequestError::Sampling { what, problem }
             }
@@ -329,6 +332,9 @@ impl Generate {
             return refused("diffusion.kv_cache", problem);
         }
         let policy = policy(&self.policy);
+        if policy.needs().renoising.is_some() {
+            self.check_renoising()?;
+        }
         let speculates = speculation != Speculation::None;
         let branches = speculation.canvases() - 1;
         if speculates && !(1..=BRANCHES_MAX).contains(&branches) {
@@ -390,6 +396,27 @@ impl Generate {
             return refused("diffusion.canvas_growth", problem.to_owned());
         }
         Ok(())
+    }
+
+    /// Checks a request for canvases of random tokens.
+    fn check_renoising(&self) -> Result<(), RequestError> {
+        let refused = |what, problem: &str| {
+            let problem = format!("policy '{RENOISE}' {problem}");
+            Err(RequestError::Sampling { what, problem })
+        };
+        if self.temperature > 0.0 {
+            let problem = "has temperatures of its own, tmin and tmax";
+            return refused("sampling.temperature", problem);
+        }
+        if self.block_length > WINDOW_PASS_ROWS {
+            let problem = format!("takes canvases of at most {WINDOW_PASS_ROWS} positions");
+            return refused("diffusion.block_length", &problem);
+        }
+        // A canvas stands behind text.
+        match self.prompt.is_empty() {
+            true => Err(RequestError::Zero { what: "prompt" }),
+            false => Ok(()),
+        }
     }
 
     /// Checks that a request for tokens that causal passes predict asks for nothing else.
@@ -530,6 +557,7 @@ impl Score {
 
 impl MeasureFidelity {
     fn check(&self, model: &ModelInfo) -> Result<(), RequestError> {
+        check_masks(model, "fidelity")?;
         // An autoregressive model predicts nothing from a text of a single token.
         let least = if model.mask.is_some() { 1 } else { 2 };
         if self.samples.iter().all(|sample| sample.len() < least) {
@@ -550,6 +578,7 @@ impl MeasureFidelity {
 
 impl CollectInputs {
     fn check(&self, model: &ModelInfo) -> Result<(), RequestError> {
+        check_masks(model, "inputs")?;
         if self.passes.is_empty() || self.inputs.is_empty() {
             return Err(RequestError::Zero { what: "passes" });
         }
@@ -565,7 +594,7 @@ impl CollectInputs {
             if !is_rising || rows.last().is_none_or(|row| *row >= tokens.len()) {
                 return Err(RequestError::Zero { what: "rows" });
             }
-            let mask = model.mask.map(|mask| mask.token_id);
+            let mask = model.mask.and_then(|mask| mask.token_id);
             check_ids(tokens.iter().filter(|id| Some(**id) != mask), model)?;
         }
         Ok(())
@@ -646,6 +675,17 @@ fn check_thinking(thinking: &Thinking, model: &ModelInfo) -> Result<(), RequestE
     Ok(())
 }
 
+/// What is measured on masked text can't be with a model whose canvases hold random tokens.
+fn check_masks(model: &ModelInfo, what: &'static str) -> Result<(), RequestError> {
+    match model.mask {
+        Some(mask) if mask.token_id.is_none() => Err(RequestError::Sampling {
+            what,
+            problem: "is measured on masks, which this model does not know".to_owned(),
+        }),
+        _ => Ok(()),
+    }
+}
+
 fn check_lengths(prompt: &[u32], fill: usize, model: &ModelInfo) -> Result<(), RequestError> {
     if fill == 0 {
         return Err(RequestError::Zero { what: "length" });
@@ -681,7 +721,7 @@ fn check_ids<'a>(
                 vocab_size: model.vocab_size,
             });
         }
-        if model.mask.is_some_and(|mask| mask.token_id == id) {
+        if model.mask.is_some_and(|mask| mask.token_id == Some(id)) {
             return Err(RequestError::MaskGiven { id });
         }
     }

@@ -9,14 +9,17 @@ pub mod fidelity;
 pub mod inputs;
 pub mod policy;
 mod reach;
+mod renoise;
 pub mod sampling;
 pub mod score;
 mod visible;
 
 pub use self::{
     denoiser::{
-        Denoiser, DiffusionRequest, FinishedBlocks, Pass, PassRequest, RequestMemory, Vocabulary,
+        Denoiser, DiffusionRequest, FinishedBlocks, Pass, PassRequest, RenoisedPass, RequestMemory,
+        SoftPredictions, Vocabulary,
     },
     reach::{BlockSight, PassReach, most_rows},
+    renoise::RenoisedText,
     visible::VisibleText,
 };

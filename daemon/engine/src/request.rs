@@ -7,7 +7,7 @@ use sluice_shared::{
     decoding::Decoding,
     level::Level,
     mix::MixId,
-    policy::PolicyChoice,
+    policy::{PolicyChoice, RENOISE},
     prior::PriorSampling,
     sampling::{EosPolicy, KvCacheMode, Remasking, Sampling},
 };
@@ -73,12 +73,19 @@ pub struct Generate {
     pub grammar: Option<RequestGrammar>,
     /// Seed of all randomness.
     pub seed: u64,
+    /// Random tokens in the place of those that the seed gives, to compare a canvas of them with a reference's.
+    pub draws: Option<RecordedDraws>,
     /// How a latent thought model comes to its latents; no other model has any.
     pub thinking: Option<Box<Thinking>>,
     /// The state that a recurrent model goes on from, and whether its state is given back; no other model has any. With
     /// a state, the prompt is what follows after it.
     pub state: StateOptions,
 }
+
+/// The random tokens of a run with canvases of them, in its order: the first canvas; then of each pass those drawn of its
+/// distributions, and those that stand where none was accepted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RecordedDraws(pub Arc<[Vec<u32>]>);
 
 /// How a latent thought model comes to the latents of a prompt.
 #[derive(Debug, Clone, PartialEq)]
@@ -126,6 +133,7 @@ impl Generate {
             top_logprobs: None,
             grammar: None,
             seed: 0,
+            draws: None,
             thinking: None,
             state: StateOptions::default(),
         }
@@ -327,6 +335,11 @@ impl Generate {
     #[must_use]
     pub fn padded_length(&self) -> usize {
         let length = self.prompt.len() + self.canvas.len() + usize::from(self.reserved.is_some());
+        if self.policy.name() == RENOISE {
+            // Its last canvas is computed whole.
+            let canvases = self.canvas.len().next_multiple_of(self.block_length.max(1));
+            return self.prompt.len() + canvases;
+        }
         match self.diffusion_block() {
             Some(block) if !self.causal_attention_before => length.next_multiple_of(block.max(1)),
             _ => length,

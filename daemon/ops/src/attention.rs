@@ -429,6 +429,7 @@ mod tests {
                 heads,
                 kv_heads,
                 head_dim: dim,
+                is_scaled: true,
             };
             let q = filled(&ops, 355, heads * dim, 1);
             let k = filled(&ops, 620, kv_heads * dim, 2);

@@ -153,11 +153,31 @@ impl CpuBackend {
         let instructions = self.instructions();
         self.each_row(x, |index, row| {
             let (cos, sin) = table.at(positions[index]);
-            let rotate = match table.pairs {
-                RopePairs::HalfSplit => rows::rotate,
-                RopePairs::Interleaved => rows::rotate_neighbours,
-            };
-            rotate(instructions, row, table.head_dim, cos, sin, direction);
+            let head_dim = table.head_dim;
+            match table.pairs {
+                RopePairs::HalfSplit => {
+                    let sizes = [head_dim, table.pair_distance];
+                    rows::rotate(instructions, row, sizes, cos, sin, direction);
+                }
+                RopePairs::Interleaved => {
+                    rows::rotate_neighbours(instructions, row, head_dim, cos, sin, direction);
+                }
+            }
+        });
+    }
+
+    /// Each head of the rows divided by its root mean square.
+    pub(super) fn unit_norm_heads(&self, x: &mut Activation, head_dim: usize, epsilon: f32) {
+        let instructions = self.instructions();
+        self.each_row(x, |_, row| {
+            rows::unit_norm_heads(instructions, row, head_dim, epsilon);
+        });
+    }
+
+    pub(super) fn gelu_mul(&self, gate: &mut Activation, up: &Activation) {
+        let instructions = self.instructions();
+        self.each_row(gate, |index, gate| {
+            exp::gelu_multiply(instructions, gate, up.row(index));
         });
     }
 

@@ -111,7 +111,8 @@ impl KvCache {
     }
 
     /// Where consecutive positions are, in their order: with a window they take turns, and may be in two parts.
-    pub(super) fn runs(&self, positions: Range<usize>) -> [Range<usize>; 2] {
+    #[must_use]
+    pub fn runs(&self, positions: Range<usize>) -> [Range<usize>; 2] {
         if self.shape.window.is_none() || positions.is_empty() {
             return [positions, 0..0];
         }

@@ -11,6 +11,7 @@ mod cpu;
 pub mod device;
 mod error;
 mod fidelity;
+mod gemma;
 mod gpu;
 mod grouped;
 mod heads;
@@ -44,10 +45,11 @@ pub use self::{
     common_memory::CommonMemory,
     error::OpsError,
     fidelity::{Comparison, Divergence},
+    gemma::SoftEmbeddings,
     kv_cache::KvCache,
     lm_head::{
         Candidate, CandidateEvidence, Distributions, LmHeadGroup, LmHeadReduction, LmHeadRow,
-        RankingScore, SamplingParams, TopToken,
+        LogitScaling, RankingScore, SamplingParams, TopToken,
     },
     logits::LogitsRows,
     mixture::{Routing, RoutingLog},
@@ -680,9 +682,10 @@ pub struct RopeTable {
     /// For each position: cosines, then sines.
     values: DeviceBuffer<f32>,
     half: usize,
-    /// Elements of a head, of which the first `2 * half` are rotated.
+    /// Elements of a head, of which `2 * half` are rotated.
     head_dim: usize,
     pairs: RopePairs,
+    pair_distance: usize,
 }
 
 impl RopeTable {
@@ -731,6 +734,7 @@ impl RopeTable {
             half,
             head_dim: rope.head_dim,
             pairs: rope.pairs,
+            pair_distance: rope.pair_distance,
         })
     }
 

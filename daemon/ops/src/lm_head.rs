@@ -6,7 +6,7 @@ mod gpu;
 
 use half::bf16;
 use rayon::prelude::*;
-use sluice_formats::noise::Noise;
+use sluice_formats::{DType, noise::Noise};
 use sluice_machine::{Instructions, MemoryKind};
 use sluice_weights::Weight;
 
@@ -16,7 +16,7 @@ use self::{
     gpu::{GpuLmHead, LmHeadMemory},
 };
 use super::{
-    Activation, Backend, Ops, Phase,
+    Activation, Backend, Ops, Phase, SoftEmbeddings,
     cpu::{CpuBackend, exp},
 };
 use crate::{OpsError, device::DeviceBuffer};
@@ -76,8 +76,8 @@ pub struct SamplingParams<'a> {
     pub guidance: Option<f64>,
     /// Ids from here on are unused rows of the LM head, never chosen.
     pub vocab_size: usize,
-    /// The mask's id, never chosen.
-    pub mask_token_id: u32,
+    /// The mask's id, never chosen; `None` for a model without.
+    pub mask_token_id: Option<u32>,
     /// End tokens, chosen only in rows that may end.
     pub end_tokens: &'a [u32],
     /// Tokens whose logit counts as −∞, for choice and probability alike, as in the
@@ -87,6 +87,17 @@ pub struct SamplingParams<'a> {
     pub ranking: RankingScore,
     /// Whether [`CandidateEvidence::top`] is asked for.
     pub top: bool,
+    /// What logits go through before all else; `None`: they are taken as they come.
+    pub scaling: Option<LogitScaling>,
+}
+
+/// What logits go through before anything is chosen by them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LogitScaling {
+    /// What they are bounded by, smoothly; `None`: they are not.
+    pub soft_cap: Option<f32>,
+    /// What they are then divided by.
+    pub temperature: f64,
 }
 
 /// Rows of one request, and how their tokens are chosen.
@@ -99,6 +110,9 @@ pub struct LmHeadGroup<'a> {
     /// The distributions of the pass before, which rows are compared with and then replace; checks do neither. The
     /// rows' positions span no more than it has places.
     pub distributions: Option<&'a mut Distributions>,
+    /// For each row the mean of the head's rows by their probabilities, of a head that is the embedding: what a token would
+    /// be that is all tokens at once. GPUs compute none.
+    pub soft: Option<&'a mut SoftEmbeddings>,
 }
 
 /// What the model would put at a row's position.
@@ -202,6 +216,14 @@ impl Ops {
         mut groups: Vec<LmHeadGroup<'a>>,
         part_rows: usize,
     ) -> Result<LmHeadReduction<'a>, OpsError> {
+        for group in &mut groups {
+            if let Some(soft) = &mut group.soft {
+                assert_eq!(soft.len(), group.rows.len());
+                if let Backend::Cpu(_) = &self.backend {
+                    soft.values_mut().fill(0.0);
+                }
+            }
+        }
         let rows = groups.iter().map(|group| group.rows.len()).sum();
         let inputs = groups.iter().map(LmHeadGroup::inputs).sum::<usize>();
         // Monotonic in the rows: a pass of fewer rows must not take more memory than the dry run's.
@@ -259,7 +281,10 @@ impl Ops {
             // A piece at a time: all logits of a canvas of 1024 take 4.1 GiB in the reference.
             let piece = part.rows(from, to);
             match &self.backend {
-                Backend::Cpu(cpu) => reduction.take_on_cpu(cpu, x, &piece, first + from),
+                Backend::Cpu(cpu) => {
+                    reduction.take_on_cpu(cpu, x, &piece, first + from);
+                    self.add_soft(reduction, &piece)?;
+                }
                 Backend::Gpu(gpu) => {
                     let first = first + from;
                     let groups = &mut reduction.groups;
@@ -285,7 +310,33 @@ impl Ops {
                         }
                     }
                 }
-                Backend::DryRun => {}
+                Backend::DryRun => self.add_soft(reduction, &piece)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds a piece of the head to the soft embeddings, by what the rows' logits have become.
+    fn add_soft(
+        &self,
+        reduction: &mut LmHeadReduction<'_>,
+        piece: &Weight<'_>,
+    ) -> Result<(), OpsError> {
+        let mut first = 0;
+        for group in &mut reduction.groups {
+            let start = first;
+            first += group.inputs();
+            let Some(soft) = &mut group.soft else {
+                continue;
+            };
+            let mut shares = self.pool.take(soft.len(), piece.rows, DType::F32)?;
+            if let (Backend::Cpu(cpu), ReductionState::Cpu { logits, .. }) =
+                (&self.backend, &reduction.state)
+            {
+                let values = shares.values_mut();
+                let logits = &logits.host()[start * piece.rows..];
+                values.copy_from_slice(&logits[..values.len()]);
+                cpu.gemm_transposed(&shares, piece, soft.values_mut(), true);
             }
         }
         Ok(())
@@ -320,7 +371,12 @@ impl LmHeadReduction<'_> {
         let groups = self.groups.iter_mut().map(|group| {
             // States of all groups lie one after another, as `start` made them.
             let pairs = group.rows.iter().zip(running.by_ref());
+            let mut soft = group.soft.as_mut().map(|soft| soft.rows_mut());
             let candidates = pairs.map(|(row, running)| {
+                if let Some(soft) = soft.as_mut().and_then(Iterator::next) {
+                    let sum = running.sum as f32;
+                    soft.iter_mut().for_each(|value| *value /= sum);
+                }
                 // Only now is the whole distribution there: a pass that failed before leaves no entry for the next one
                 // to compare with.
                 if let (Some(distributions), Some(moved)) =
@@ -368,6 +424,8 @@ struct Taking<'a> {
     choice: &'a SamplingParams<'a>,
     /// The row's logits of the pass before, which are replaced by this one's.
     before: Option<&'a mut [bf16]>,
+    /// Its soft embedding, to which the piece is added by what the logits become.
+    soft: Option<&'a mut [f32]>,
     running: &'a mut RunningRow,
 }
 
@@ -385,6 +443,7 @@ fn reduce(
         let (rows, choice) = (group.rows, &group.sampling);
         let kept = group.distributions.as_mut();
         let mut kept = kept.map(|distributions| distributions.pieces(first, width));
+        let mut soft = group.soft.as_mut().map(|soft| soft.rows_mut());
         let (states, others) = running.split_at_mut(rows.len());
         let (conditional, rest) = logits.split_at_mut(rows.len() * width);
         // Unconditional rows follow the group's own, as `Ops::reduce_lm_head` is given them.
@@ -410,6 +469,7 @@ fn reduce(
                 before: (running.moved.as_ref())
                     .and(kept.as_mut())
                     .map(|pieces| pieces.of(row.position)),
+                soft: soft.as_mut().and_then(Iterator::next),
                 running,
             }
         }));
@@ -421,13 +481,33 @@ fn reduce(
             row,
             choice,
             before,
+            soft,
             running,
         } = taking;
         if let Some((plain, w)) = guidance {
             guide(logits, plain, w);
         }
+        if let Some(scaling) = choice.scaling {
+            scaling.apply(running.instructions, logits);
+        }
+        let before_max = running.max;
         running.take(logits, first, row, choice, before);
+        if let Some(soft) = soft {
+            let shrunk = (before_max - running.max).exp();
+            soft.iter_mut().for_each(|value| *value *= shrunk);
+            exp::exp_sum_from(running.instructions, logits, running.max, 0);
+        }
     });
+}
+
+impl LogitScaling {
+    fn apply(self, instructions: Instructions, logits: &mut [f32]) {
+        let factor = self.temperature.recip() as f32;
+        match self.soft_cap {
+            Some(cap) => exp::cap(instructions, logits, cap, factor),
+            None => logits.iter_mut().for_each(|logit| *logit *= factor),
+        }
+    }
 }
 
 impl LmHeadGroup<'_> {
@@ -447,6 +527,7 @@ impl LmHeadGroup<'_> {
         choice.ranking == RankingScore::Confidence
             && !(choice.top && choice.temperature > 0.0)
             && self.distributions.is_none()
+            && choice.scaling.is_none()
             && self.rows.iter().all(|row| row.watched.is_empty())
     }
 }
@@ -508,7 +589,7 @@ impl RunningRow {
             moved.take(logits, before, self.max);
         }
         // Tokens that must not be chosen: few ids, so they are overwritten instead of compared with at each logit.
-        for &id in std::iter::once(&sampling.mask_token_id)
+        for &id in (sampling.mask_token_id.iter())
             .chain(sampling.end_tokens.iter().filter(|_| !row.may_end))
         {
             if let Some(index) = inside(id) {

@@ -89,7 +89,7 @@ impl RoutingLog {
 
 impl Ops {
     /// Chooses `per_row` experts for each row. Logits are computed in `f32`, whatever the device rounds elsewhere, `rows_max`
-    /// rows at a time. A dry run, which has no logits, has all rows go through the first experts.
+    /// rows at a time. Experts may have a number of their `own` ([`Router::choose`]). A dry run, which has no logits, has all rows go through the first experts.
     ///
     /// # Errors
     /// When memory cannot be allocated.
@@ -101,7 +101,7 @@ impl Ops {
         x: &Activation,
         router: &Router,
         weight: &Weight<'_>,
-        bias: Option<&Weight<'_>>,
+        own: Option<&Weight<'_>>,
         per_row: usize,
         rows_max: usize,
     ) -> Result<Routing, OpsError> {
@@ -109,10 +109,10 @@ impl Ops {
         let experts = weight.rows;
         let mut chosen: Vec<u32> = (0..x.len()).flat_map(|_| 0..per_row as u32).collect();
         let mut weights = vec![0.0; chosen.len()];
-        let bias = bias.map(|bias| {
+        let own = own.map(|own| {
             let mut values = vec![0.0; experts];
             if let Backend::Cpu(_) = self.backend {
-                bias.dequantize(&mut values);
+                own.dequantize(&mut values);
             }
             values
         });
@@ -129,7 +129,7 @@ impl Ops {
             let chosen = chosen[places.clone()].chunks_exact_mut(per_row);
             let weights = weights[places].chunks_exact_mut(per_row);
             for ((logits, chosen), weights) in logits.rows_mut().zip(chosen).zip(weights) {
-                router.choose(logits, bias.as_deref(), chosen, weights);
+                router.choose(logits, own.as_deref(), chosen, weights);
             }
         }
         let routing = Routing::sorted(experts, per_row, &chosen, &weights);

@@ -27,7 +27,10 @@ impl StateShape {
                 layers: shape.layers,
                 hidden_size: shape.hidden_size,
             }),
-            LayerKind::Attention | LayerKind::Mixture(_) | LayerKind::LatentThought(_) => None,
+            LayerKind::Attention
+            | LayerKind::Mixture(_)
+            | LayerKind::LatentThought(_)
+            | LayerKind::Gemma(_) => None,
         }
     }
 

@@ -12,6 +12,18 @@ pub struct AttentionShape {
     pub kv_heads: usize,
     /// Elements in a head.
     pub head_dim: usize,
+    /// Whether scores are divided by the root of that.
+    pub is_scaled: bool,
+}
+
+impl AttentionShape {
+    /// What scores are multiplied by.
+    pub(super) fn score_scale(&self) -> f32 {
+        match self.is_scaled {
+            true => (self.head_dim as f32).sqrt().recip(),
+            false => 1.0,
+        }
+    }
 }
 
 /// Positions in a block of those that are kept in more bits. Which these are depends on a query's position alone, so that
@@ -45,11 +57,19 @@ impl KvCacheShape {
     /// The KV cache of a model of this shape, kept in this format.
     #[must_use]
     pub fn of(shape: &Shape, format: Format) -> Self {
+        Self::each(shape, format)[0]
+    }
+
+    /// The KV caches of a model of this shape, kept in this format: one, or one of layers with a window and one of those that
+    /// see all.
+    #[must_use]
+    pub fn each(shape: &Shape, format: Format) -> Vec<Self> {
         let window = match shape.layer_kind {
             LayerKind::LatentThought(latents) => Some(latents.window),
+            LayerKind::Gemma(gemma) => Some(gemma.window),
             LayerKind::Attention | LayerKind::Mixture(_) | LayerKind::Rwkv7(_) => None,
         };
-        Self {
+        let all = Self {
             layers: shape.layers,
             kv_heads: shape.kv_heads,
             head_dim: shape.head_dim,
@@ -58,7 +78,23 @@ impl KvCacheShape {
                 && window.is_none()
                 && matches!(format, Format::Q5_0 | Format::Q4_0),
             window,
-        }
+        };
+        let LayerKind::Gemma(gemma) = shape.layer_kind else {
+            return vec![all];
+        };
+        let full = shape.layers / gemma.full_step;
+        let in_window = Self {
+            layers: shape.layers - full,
+            ..all
+        };
+        let full = Self {
+            layers: full,
+            kv_heads: gemma.full_kv_heads,
+            head_dim: gemma.full_head_dim,
+            window: None,
+            ..all
+        };
+        vec![in_window, full]
     }
 
     /// Places for a sequence of so many positions: with a window no more than the rows of a pass and what the first of

@@ -133,6 +133,8 @@ impl Workload {
             Some(_) => self,
             None => Self {
                 block_length,
+                lm_head_rows: (self.lm_head_rows)
+                    .max(block_length.min(self.canvas_length) * self.batch_requests),
                 usual_rows: Some(block_length.min(self.canvas_length) * self.batch_requests),
                 ..self.with_kv_cache()
             },

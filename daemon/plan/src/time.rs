@@ -11,8 +11,8 @@ use sluice_formats::Format;
 use sluice_machine::{DiskBandwidth, MemoryStats, Profile, Rates, default_pinned_memory_limit};
 use sluice_shared::level::Level;
 use sluice_weights::{
-    CompressedRange, LayerKind, Shape, Storage, TensorPart, TensorPlan, Tier, WeightGroup,
-    WeightGroupPlan, decompressed::is_decompressed_first,
+    CompressedRange, Shape, Storage, TensorPart, TensorPlan, Tier, WeightGroup, WeightGroupPlan,
+    decompressed::is_decompressed_first,
 };
 
 use super::{
@@ -141,9 +141,7 @@ pub(super) fn planned_experts(
     workload: &Workload,
     machine: &Machine,
 ) -> Option<PlannedExperts> {
-    let LayerKind::Mixture(experts) = shape.layer_kind else {
-        return None;
-    };
+    let experts = *shape.mixture()?;
     Some(PlannedExperts {
         shape: experts,
         profile: machine.corrections.experts(shape),
@@ -402,8 +400,11 @@ fn attention(shape: &Shape, workload: &Workload, rates: &Rates) -> Option<f64> {
         workload.canvas_length
     };
     let pairs = (workload.usual_rows() * keys) as f64;
-    let width = (shape.attention_heads * shape.head_dim) as f64;
+    let head_dims: usize = (0..shape.layers)
+        .map(|layer| shape.heads(layer).head_dim)
+        .sum();
+    let widths = (shape.attention_heads * head_dims) as f64;
     // On the CPU attention multiplies `f32` by `f32`, which is what this rate is measured with.
     let rate = rates.linear(Format::F32)?;
-    Some(2.0 * pairs * width * shape.layers as f64 * rate.per_row_s())
+    Some(2.0 * pairs * widths * rate.per_row_s())
 }

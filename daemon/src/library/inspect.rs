@@ -171,6 +171,7 @@ pub(crate) fn sampling(
         family: config.family.name(),
         is_masked_diffusion: config.mask.is_some(),
         diffusion_block: (config.mask).and_then(|mask| mask.diffusion_block()),
+        has_own_temperatures: config.mask.is_some_and(|mask| mask.token_id.is_none()),
         can_chat: config.family == Family::Llada || answer.facts.iter().any(has_template),
         recommended: &recommended,
     };

@@ -145,7 +145,7 @@ impl ServingModel {
                 has_tokenizer: self.loaded.tokenizer.is_some(),
                 takes_tools: (self.loaded.tokenizer.as_ref())
                     .is_some_and(|tokenizer| tokenizer.takes_tools()),
-                mask_token_id: info.mask.map(|mask| mask.token_id),
+                mask_token_id: info.mask.and_then(|mask| mask.token_id),
                 eos_token_ids: info.eos_token_ids.clone(),
                 has_prior: info.has_prior,
                 bos_token_id: info.bos_token_id,

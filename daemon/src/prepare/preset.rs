@@ -1,11 +1,11 @@
 //! Resolves a preset and a request's own options to the engine's decoding options.
 
-use sluice_checkpoint::family::BlockDiffusion;
+use sluice_checkpoint::family::MaskToken;
 use sluice_engine::{CanvasSlot, Generate, Work, decode::policy::policy};
 use sluice_proto::model::{CanvasGrowth, DecodingChoice, KvCacheReuse, Preset, Speculation};
 use sluice_shared::{
     decoding::Decoding,
-    policy::PolicyChoice,
+    policy::{PolicyChoice, RENOISE, STEPS_MAX},
     preset::ResolvedPreset,
     sampling::{KvCacheMode, Remasking},
 };
@@ -19,7 +19,7 @@ pub(super) fn apply_preset(
     asked: &DecodingChoice,
     has_steps: bool,
     default: Preset,
-    blocks: Option<BlockDiffusion>,
+    mask: Option<MaskToken>,
     is_bus_bound: impl Fn(&Work) -> bool,
 ) -> Preset {
     let is_scheduled = has_steps && asked.policy.is_none();
@@ -28,8 +28,16 @@ pub(super) fn apply_preset(
         false => default,
     });
     let writes_on = !has_steps && writes_on(work);
-    let with_blocks = |bundle: &ResolvedPreset| match blocks {
-        Some(blocks) => of_blocks(bundle, blocks.causal_attention_before && writes_on),
+    let renoise = mask.filter(|mask| mask.token_id.is_none());
+    let renoise = renoise.map(|_| renoise_policy(work, has_steps));
+    let with_blocks = |bundle: &ResolvedPreset| match mask.and_then(|mask| mask.blocks) {
+        Some(blocks) => {
+            let bundle = of_blocks(bundle, blocks.causal_attention_before && writes_on);
+            ResolvedPreset {
+                policy: renoise.unwrap_or(bundle.policy),
+                ..bundle
+            }
+        }
         None => *bundle,
     };
     let bundle = preset.resolve(|bundle| {
@@ -63,6 +71,15 @@ fn of_blocks(bundle: &ResolvedPreset, causally: bool) -> ResolvedPreset {
             ..Decoding::default()
         },
     }
+}
+
+/// What each preset comes to for a model that denoises canvases of random tokens: its only policy, whose passes are counted
+/// by canvas.
+fn renoise_policy(work: &Generate, has_steps: bool) -> PolicyChoice {
+    let canvases = work.canvas.len().div_ceil(work.block_length.max(1)).max(1);
+    let steps = (work.steps.div_ceil(canvases) as f64).clamp(1.0, STEPS_MAX);
+    let steps = has_steps.then_some(("steps", steps));
+    PolicyChoice::new(RENOISE, steps).unwrap_or_default()
 }
 
 /// Whether a request can be filled from left to right.
@@ -106,6 +123,7 @@ fn refuses_kv_cache(work: &Generate, speculation: Speculation) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use sluice_checkpoint::family::BlockDiffusion;
     use sluice_engine::ModelId;
     use sluice_proto::model::KvCacheMode;
 
@@ -207,7 +225,13 @@ mod tests {
                 causal_attention_before: true,
             };
             let exact = Preset::Exact;
-            apply_preset(&mut work, asked, has_steps, exact, Some(blocks), |_| waits);
+            let mask = MaskToken {
+                token_id: Some(9),
+                shifted: false,
+                blocks: Some(blocks),
+                reserved: None,
+            };
+            apply_preset(&mut work, asked, has_steps, exact, Some(mask), |_| waits);
             assert_eq!(work.decoding.kv_cache.mode, KvCacheMode::Blocks);
             work.policy.name()
         };
@@ -224,6 +248,46 @@ mod tests {
             ..DecodingChoice::default()
         };
         assert_eq!(policy(&fast, false, vec![1]), "factor");
+    }
+
+    #[test]
+    fn a_model_without_a_mask_token_has_one_policy() {
+        let policy = |preset: Preset, steps: Option<usize>| {
+            let mut work = Generate {
+                block_length: 256,
+                ..Generate::greedy(ModelId(1), vec![1], 512)
+            };
+            work.steps = steps.unwrap_or(work.steps);
+            let mask = MaskToken {
+                token_id: None,
+                shifted: false,
+                blocks: Some(BlockDiffusion {
+                    length: 256,
+                    filled_together: 256,
+                    causal_attention_before: true,
+                }),
+                reserved: None,
+            };
+            let asked = DecodingChoice::default();
+            apply_preset(
+                &mut work,
+                &asked,
+                steps.is_some(),
+                preset,
+                Some(mask),
+                |_| true,
+            );
+            assert_eq!(work.decoding.kv_cache.mode, KvCacheMode::Blocks);
+            assert_eq!(work.decoding.speculation, Speculation::None);
+            work.policy.to_string()
+        };
+        let usual = "renoise:bound=0.1,tmin=0.4,tmax=0.8,sure=0.005,steps=48";
+        for preset in [Preset::Exact, Preset::Balanced, Preset::Auto] {
+            assert_eq!(policy(preset, None), usual);
+        }
+        // Two canvases share them.
+        let fewer = "renoise:bound=0.1,tmin=0.4,tmax=0.8,sure=0.005,steps=12";
+        assert_eq!(policy(Preset::Exact, Some(24)), fewer);
     }
 
     #[test]

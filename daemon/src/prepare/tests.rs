@@ -40,7 +40,7 @@ pub(crate) fn serving(with_text: bool) -> ServingModel {
         padded_vocab_size: 1 << 20,
         context_length: CONTEXT,
         mask: Some(MaskToken {
-            token_id: 0,
+            token_id: Some(0),
             shifted: false,
             blocks: None,
             reserved: None,

@@ -32,6 +32,8 @@ pub struct SampledModel<'a> {
     pub is_masked_diffusion: bool,
     /// Positions of a block, where it is a block diffusion model.
     pub diffusion_block: Option<u32>,
+    /// Whether its policy says at which temperatures its canvases are denoised.
+    pub has_own_temperatures: bool,
     /// Whether it has a chat template.
     pub can_chat: bool,
     /// What its checkpoint says.
@@ -57,6 +59,8 @@ impl SampledModel<'_> {
     pub fn sampler(&self, asked: &SamplingOptions, table: &ModelTable) -> Sampler {
         let of_table = table.sampling_options();
         let of_checkpoint = match self.is_masked_diffusion {
+            // What transformers writes into all files means nothing where temperatures are the policy's.
+            true if self.has_own_temperatures => SamplingOptions::default(),
             true => self.recommended.drawing,
             false => self.recommended.whole(),
         };
@@ -198,6 +202,7 @@ mod tests {
             family: "llama",
             is_masked_diffusion: false,
             diffusion_block: None,
+            has_own_temperatures: false,
             can_chat: true,
             recommended,
         }

@@ -83,6 +83,7 @@ pub fn tier(tier: Tier) -> v1::Tier {
 pub fn weight_group_kind(group: WeightGroup) -> v1::WeightGroupKind {
     match group {
         WeightGroup::Embedding => v1::WeightGroupKind::Embedding,
+        WeightGroup::SelfConditioning => v1::WeightGroupKind::SelfConditioning,
         WeightGroup::Attention(_) => v1::WeightGroupKind::Attention,
         WeightGroup::CrossAttention(_) => v1::WeightGroupKind::CrossAttention,
         WeightGroup::GateUp(_) => v1::WeightGroupKind::GateUp,
@@ -90,6 +91,7 @@ pub fn weight_group_kind(group: WeightGroup) -> v1::WeightGroupKind {
         WeightGroup::Router(_) => v1::WeightGroupKind::Router,
         WeightGroup::Expert(..) => v1::WeightGroupKind::Expert,
         WeightGroup::SharedExpert(_) => v1::WeightGroupKind::SharedExpert,
+        WeightGroup::LayerEnd(_) => v1::WeightGroupKind::LayerEnd,
         WeightGroup::FinalNorm => v1::WeightGroupKind::FinalNorm,
         WeightGroup::LmHead(_) => v1::WeightGroupKind::LmHead,
     }

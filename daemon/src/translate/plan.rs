@@ -265,14 +265,15 @@ fn layers<T>(
     let mut layers: Vec<(String, Vec<T>)> = Vec::new();
     for (group, of_unit) in groups {
         let name = match group {
-            WeightGroup::Embedding => "embedding".to_owned(),
+            WeightGroup::Embedding | WeightGroup::SelfConditioning => "embedding".to_owned(),
             WeightGroup::Attention(layer)
             | WeightGroup::CrossAttention(layer)
             | WeightGroup::GateUp(layer)
             | WeightGroup::Down(layer)
             | WeightGroup::Router(layer)
             | WeightGroup::SharedExpert(layer)
-            | WeightGroup::Expert(layer, _) => layer.to_string(),
+            | WeightGroup::Expert(layer, _)
+            | WeightGroup::LayerEnd(layer) => layer.to_string(),
             WeightGroup::FinalNorm | WeightGroup::LmHead(_) => "lm_head".to_owned(),
         };
         match layers.last_mut() {
@@ -390,6 +391,14 @@ fn weight_group_kind(part: TensorPart) -> &'static str {
         TensorPart::Down => "down",
         TensorPart::Router => "router",
         TensorPart::RouterBias => "router bias",
+        TensorPart::RouterNorm => "router norm",
+        TensorPart::ExpertScales => "expert scales",
+        TensorPart::ExpertNorm => "expert norm",
+        TensorPart::AttentionPostNorm => "norm behind attention",
+        TensorPart::MlpPostNorm => "norm behind the MLP",
+        TensorPart::ExpertPostNorm => "norm behind experts",
+        TensorPart::LayerPostNorm => "norm behind the layer",
+        TensorPart::LayerScale | TensorPart::TextLayerScale => "layer scale",
         TensorPart::FinalNorm => "final norm",
         TensorPart::FinalNormBias => "final norm bias",
         TensorPart::LmHead => "LM head",

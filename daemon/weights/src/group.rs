@@ -7,6 +7,8 @@ use crate::{KeptKvHeads, Rwkv7Part};
 pub enum WeightGroup {
     /// The embedding, of which a pass reads single rows.
     Embedding,
+    /// What tells a canvas what the pass before has predicted: a gated MLP and the norm before it.
+    SelfConditioning,
     /// A layer's attention, or time mix, and the norm before it.
     Attention(usize),
     /// A layer's cross-attention to its latents and the norm before it.
@@ -23,6 +25,8 @@ pub enum WeightGroup {
     // Each by itself: a pass multiplies by some of them, and they are far too large together for a staging buffer.
     /// One of a layer's experts, counted from 0: its gate, up and down projections.
     Expert(usize, usize),
+    /// What ends a layer: norms behind its parts, and scalars.
+    LayerEnd(usize),
     /// The norm before the LM head.
     FinalNorm,
     /// A part of the LM head: some rows of the vocabulary. The value counts the parts from 0.
@@ -40,8 +44,9 @@ impl WeightGroup {
             | Self::Down(layer)
             | Self::Router(layer)
             | Self::SharedExpert(layer)
-            | Self::Expert(layer, _) => Some(layer),
-            Self::Embedding | Self::FinalNorm | Self::LmHead(_) => None,
+            | Self::Expert(layer, _)
+            | Self::LayerEnd(layer) => Some(layer),
+            Self::Embedding | Self::SelfConditioning | Self::FinalNorm | Self::LmHead(_) => None,
         }
     }
 
@@ -79,6 +84,8 @@ pub enum TensorPart {
     KeyNorm,
     /// [hidden size, attention heads · head dimension].
     AttentionOutput,
+    /// [1, hidden size], behind attention.
+    AttentionPostNorm,
     /// [1, hidden size], before cross-attention.
     CrossNorm,
     /// [attention heads · head dimension, hidden size], of cross-attention.
@@ -103,6 +110,22 @@ pub enum TensorPart {
     Router,
     /// [1, experts], added where experts are chosen.
     RouterBias,
+    /// [1, hidden size], before the router, where experts have another norm.
+    RouterNorm,
+    /// [1, experts], by which what an expert counts is multiplied.
+    ExpertScales,
+    /// [1, hidden size], before experts, where the MLP or the router has another norm.
+    ExpertNorm,
+    /// [1, hidden size], behind the MLP.
+    MlpPostNorm,
+    /// [1, hidden size], behind the experts.
+    ExpertPostNorm,
+    /// [1, hidden size], behind the sum of both.
+    LayerPostNorm,
+    /// [1, 1], by which a layer's output is multiplied in a canvas.
+    LayerScale,
+    /// [1, 1], by which a layer's output is multiplied in text that is read causally.
+    TextLayerScale,
     /// [1, hidden size].
     FinalNorm,
     /// [1, hidden size], of a norm that has a bias.
@@ -130,7 +153,8 @@ impl TensorPart {
             | Self::ValueBias
             | Self::QueryNorm
             | Self::KeyNorm
-            | Self::AttentionOutput => WeightGroup::Attention(layer),
+            | Self::AttentionOutput
+            | Self::AttentionPostNorm => WeightGroup::Attention(layer),
             Self::CrossNorm
             | Self::CrossQuery
             | Self::CrossKey
@@ -141,7 +165,16 @@ impl TensorPart {
                 WeightGroup::GateUp(layer)
             }
             Self::Down => WeightGroup::Down(layer),
-            Self::Router | Self::RouterBias => WeightGroup::Router(layer),
+            Self::Router
+            | Self::RouterBias
+            | Self::RouterNorm
+            | Self::ExpertScales
+            | Self::ExpertNorm => WeightGroup::Router(layer),
+            Self::MlpPostNorm
+            | Self::ExpertPostNorm
+            | Self::LayerPostNorm
+            | Self::LayerScale
+            | Self::TextLayerScale => WeightGroup::LayerEnd(layer),
             Self::FinalNorm | Self::FinalNormBias => WeightGroup::FinalNorm,
             Self::LmHead => WeightGroup::LmHead(0),
         }
@@ -173,12 +206,21 @@ impl TensorPart {
             | Self::ValueBias
             | Self::QueryNorm
             | Self::KeyNorm
+            | Self::AttentionPostNorm
             | Self::CrossNorm
             | Self::MlpNorm
             | Self::MlpNormBias
             // A choice of other experts is a larger error than any of their weights has.
             | Self::Router
             | Self::RouterBias
+            | Self::RouterNorm
+            | Self::ExpertScales
+            | Self::ExpertNorm
+            | Self::MlpPostNorm
+            | Self::ExpertPostNorm
+            | Self::LayerPostNorm
+            | Self::LayerScale
+            | Self::TextLayerScale
             | Self::FinalNorm
             | Self::FinalNormBias => true,
         }

@@ -38,10 +38,12 @@ impl MatrixInput {
     pub fn of(spec: &TensorSpec) -> Option<Self> {
         let layer = spec.layer;
         match spec.part {
-            // Each expert has rows of its own.
+            // Each expert has rows of its own, and so has what a canvas is told.
             _ if matches!(
                 spec.group,
-                WeightGroup::Expert(..) | WeightGroup::SharedExpert(_)
+                WeightGroup::Expert(..)
+                    | WeightGroup::SharedExpert(_)
+                    | WeightGroup::SelfConditioning
             ) =>
             {
                 None

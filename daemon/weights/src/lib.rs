@@ -34,7 +34,10 @@ pub use self::{
     rope::{Llama3Scaling, QueryScale, Rope, RopePairs, YarnScaling},
     router::Router,
     rwkv7::{RWKV7_HEAD_DIM, Rwkv7Part, Rwkv7Ranks},
-    shape::{ATTENTION_PARTS, ExpertShape, FUSED_ATTENTION, LayerKind, Shape, TensorNaming},
+    shape::{
+        ATTENTION_PARTS, ExpertShape, FUSED_ATTENTION, GemmaShape, LayerHeads, LayerKind, Shape,
+        TensorNaming,
+    },
     storage::{
         CompressedRange, MixedTensor, SourceTensor, Storage, TensorPlan, Tier, WeightFormat,
         WeightGroupPlan, weight_groups,

@@ -3,7 +3,7 @@
 /// Which elements of a head are rotated together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RopePairs {
-    /// Element i with i + half.
+    /// Element i with i + [`Rope::pair_distance`].
     HalfSplit,
     /// Neighbours: element 2i with 2i + 1.
     Interleaved,
@@ -18,6 +18,9 @@ pub struct Rope {
     pub head_dim: usize,
     /// The pairs.
     pub pairs: RopePairs,
+    /// Elements between the first of a pair and the second, where they are no neighbours: half of what is rotated or, where
+    /// only some pairs of a whole head are, half of the head.
+    pub pair_distance: usize,
     /// How queries are scaled besides; `None`: they are not.
     pub query_scale: Option<QueryScale>,
 }
@@ -76,8 +79,21 @@ impl Rope {
             frequencies: (0..head_dim / 2).map(frequency).collect(),
             head_dim,
             pairs: RopePairs::HalfSplit,
+            pair_distance: head_dim / 2,
             query_scale: None,
         }
+    }
+
+    /// The plain frequencies of the first pairs of a head: of this share, or the whole number below. The others are not
+    /// rotated.
+    ///
+    /// Reference: `rope_type` `proportional` of transformers, which gives those a frequency of 0.
+    #[must_use]
+    pub fn proportional(base: f32, head_dim: usize, share: f32) -> Self {
+        let mut rope = Self::plain(base, head_dim);
+        let pairs = share * rope.frequencies.len() as f32;
+        rope.frequencies.truncate(pairs as usize);
+        rope
     }
 
     /// The plain frequencies, slowed down as in Llama 3.1.

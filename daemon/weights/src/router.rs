@@ -17,23 +17,33 @@ pub enum Router {
         /// What the shares are multiplied by.
         scale: f32,
     },
+    /// The most probable experts. An expert counts as much as its share of those chosen, times a number of its own.
+    ScaledSoftmax {
+        /// What logits are multiplied by.
+        logit_scale: f32,
+    },
 }
 
 impl Router {
     /// Puts the experts of a row of logits that it goes through into `chosen`, the best first, and what each counts into
-    /// `weights`. A bias decides which experts are chosen, and not what they count. Of equal experts the first is better.
+    /// `weights`. Where experts have a number of their `own`, it is a bias, which decides which are chosen and not what they
+    /// count, or with [`Self::ScaledSoftmax`] a factor of what they count. Of equal experts the first is better.
     ///
     /// # Panics
     /// When there are fewer experts than are to be chosen, or groups don't divide them.
     pub fn choose(
         &self,
         logits: &mut [f32],
-        bias: Option<&[f32]>,
+        own: Option<&[f32]>,
         chosen: &mut [u32],
         weights: &mut [f32],
     ) {
         match *self {
             Self::Softmax { .. } => softmax(logits),
+            Self::ScaledSoftmax { logit_scale } => {
+                logits.iter_mut().for_each(|logit| *logit *= logit_scale);
+                softmax(logits);
+            }
             Self::SigmoidGroups { .. } => {
                 for logit in logits.iter_mut() {
                     *logit = 1.0 / (1.0 + (-*logit).exp());
@@ -42,6 +52,10 @@ impl Router {
         }
         let scores = &*logits;
         let mut choice = scores.to_vec();
+        let (bias, factors) = match self {
+            Self::ScaledSoftmax { .. } => (None, own),
+            Self::Softmax { .. } | Self::SigmoidGroups { .. } => (own, None),
+        };
         for (score, bias) in choice.iter_mut().zip(bias.into_iter().flatten()) {
             *score += bias;
         }
@@ -59,13 +73,19 @@ impl Router {
         }
         let (shares, scale) = match *self {
             Self::Softmax { renormalizes } => (renormalizes, 1.0),
+            Self::ScaledSoftmax { .. } => (true, 1.0),
             Self::SigmoidGroups { scale, .. } => (true, scale),
         };
         if shares {
             // As the references have it: it matters only where all sigmoids are 0.
             let sum = weights.iter().sum::<f32>() + 1e-20;
-            for weight in weights {
+            for weight in weights.iter_mut() {
                 *weight = *weight / sum * scale;
+            }
+        }
+        if let Some(factors) = factors {
+            for (weight, &expert) in weights.iter_mut().zip(&*chosen) {
+                *weight *= factors[expert as usize];
             }
         }
     }
@@ -175,6 +195,15 @@ mod tests {
             &weights,
             &[2.5 * sigmoid(-1.0) / sum, 2.5 * sigmoid(2.0) / sum],
         );
+    }
+
+    #[test]
+    fn what_shares_count_may_have_factors() {
+        let router = Router::ScaledSoftmax { logit_scale: 0.5 };
+        let logits = [1f32.ln(), 16f32.ln(), 4f32.ln(), 9f32.ln()];
+        let (chosen, weights) = choose(router, &logits, Some(&[9.0, 2.0, 9.0, 0.5]));
+        assert_eq!(chosen, [1, 3]);
+        close(&weights, &[4.0 / 7.0 * 2.0, 3.0 / 7.0 * 0.5]);
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! The shape of a model without its weights: plans are made from it, and synthetic checkpoints.
 
 mod experts;
+mod gemma;
 mod latent;
 mod rwkv7;
 
-pub use self::experts::ExpertShape;
+pub use self::{experts::ExpertShape, gemma::GemmaShape};
 use super::{LatentShape, Rwkv7Ranks, TensorPart, TensorSpec};
 
 /// How a family names its tensors.
@@ -20,6 +21,8 @@ pub enum TensorNaming {
     Nemotron,
     /// `layers.N.attention.wq` and so on, as in the official latent thought model.
     LatentThought,
+    /// `model.decoder.layers.N.self_attn.q_proj` and so on, as in DiffusionGemma.
+    Gemma,
 }
 
 /// What a model's layers are made of.
@@ -33,6 +36,17 @@ pub enum LayerKind {
     Rwkv7(Rwkv7Ranks),
     /// Attention within a window, cross-attention to the layer's own latents, and a gated MLP.
     LatentThought(LatentShape),
+    /// Attention within a window or to all, and a gated MLP beside a mixture of experts.
+    Gemma(GemmaShape),
+}
+
+/// Key and value heads of a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LayerHeads {
+    /// Number of key and value heads.
+    pub kv_heads: usize,
+    /// Elements of a head, and of each head of queries.
+    pub head_dim: usize,
 }
 
 /// The sizes of a model.
@@ -79,12 +93,40 @@ impl Shape {
         }
     }
 
-    /// The experts of a layer; `None` where it has a gated MLP.
+    /// The experts that layers have; `None` for a model without any.
+    #[must_use]
+    pub fn mixture(&self) -> Option<&ExpertShape> {
+        match &self.layer_kind {
+            LayerKind::Mixture(experts) => Some(experts),
+            LayerKind::Gemma(gemma) => Some(&gemma.experts),
+            _ => None,
+        }
+    }
+
+    /// The experts of a layer; `None` where it has a gated MLP alone.
     #[must_use]
     pub fn experts(&self, layer: usize) -> Option<&ExpertShape> {
+        self.mixture().filter(|experts| experts.are_in(layer))
+    }
+
+    /// Whether a layer has a matrix for values; the keys are its values, too, where it has none.
+    #[must_use]
+    pub fn has_values(&self, layer: usize) -> bool {
+        !matches!(&self.layer_kind, LayerKind::Gemma(gemma) if gemma.is_full(layer))
+    }
+
+    /// The key and value heads of a layer.
+    #[must_use]
+    pub fn heads(&self, layer: usize) -> LayerHeads {
         match &self.layer_kind {
-            LayerKind::Mixture(experts) => Some(experts).filter(|experts| experts.are_in(layer)),
-            _ => None,
+            LayerKind::Gemma(gemma) if gemma.is_full(layer) => LayerHeads {
+                kv_heads: gemma.full_kv_heads,
+                head_dim: gemma.full_head_dim,
+            },
+            _ => LayerHeads {
+                kv_heads: self.kv_heads,
+                head_dim: self.head_dim,
+            },
         }
     }
 
@@ -100,7 +142,14 @@ impl Shape {
         let table = [self.padded_vocab_size, width];
         let embedding = self.embedding();
         let mut specs = vec![weight(embedding, &table, 0, TensorPart::Embedding)];
+        if let LayerKind::Gemma(_) = self.layer_kind {
+            specs.extend(gemma::self_conditioning(width, mlp));
+        }
         for layer in 0..self.layers {
+            if let LayerKind::Gemma(gemma) = &self.layer_kind {
+                specs.extend(gemma::layer_tensors(self, gemma, names.layers, layer));
+                continue;
+            }
             if let LayerKind::Rwkv7(ranks) = &self.layer_kind {
                 specs.extend(rwkv7::layer_tensors(layer, width, mlp, ranks));
                 continue;
@@ -306,6 +355,14 @@ impl Names {
                 qk_norms: ["attention.query_layernorm", "attention.key_layernorm"],
                 final_norm: "model.norm",
                 lm_head: "lm_head",
+            },
+            // Only what isn't a layer's: those have more norms.
+            TensorNaming::Gemma => Self {
+                embedding: "model.decoder.embed_tokens",
+                layers: "model.decoder.layers",
+                final_norm: "model.decoder.norm",
+                lm_head: "model.decoder.lm_head",
+                ..Self::of(TensorNaming::HuggingFace)
             },
             // The LM head is the embedding, under the head's name.
             TensorNaming::LatentThought => Self {

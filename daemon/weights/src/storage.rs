@@ -449,6 +449,7 @@ fn weight_groups_of(sources: &[SourceTensor], head_numbers_max: usize) -> Vec<We
 fn order(group: WeightGroup) -> (usize, usize, usize) {
     match group {
         WeightGroup::Embedding => (0, 0, 0),
+        WeightGroup::SelfConditioning => (0, 0, 1),
         WeightGroup::Attention(layer) => (1, layer, 0),
         WeightGroup::CrossAttention(layer) => (1, layer, 1),
         WeightGroup::GateUp(layer) => (1, layer, 2),
@@ -456,6 +457,7 @@ fn order(group: WeightGroup) -> (usize, usize, usize) {
         WeightGroup::Router(layer) => (1, layer, 4),
         WeightGroup::SharedExpert(layer) => (1, layer, 5),
         WeightGroup::Expert(layer, expert) => (1, layer, 6 + expert),
+        WeightGroup::LayerEnd(layer) => (1, layer, usize::MAX),
         WeightGroup::FinalNorm => (2, 0, 0),
         WeightGroup::LmHead(part) => (3, part, 0),
     }

@@ -336,6 +336,7 @@ impl SpeedTest<'_> {
             heads,
             kv_heads: heads,
             head_dim,
+            is_scaled: true,
         };
         let keys = KeyRows {
             pass: Some([&k, &v]),

@@ -13,6 +13,7 @@ const SHAPE: AttentionShape = AttentionShape {
     heads: 32,
     kv_heads: 8,
     head_dim: 128,
+    is_scaled: true,
 };
 
 /// Heads of Llama 2 7B: none share keys.

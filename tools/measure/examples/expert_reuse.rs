@@ -30,6 +30,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     ops.log_routings(log.clone());
     let loaded = Loaded::new(Path::new(&path), Level::Off, &ops)?;
     let mask = loaded.config.mask.ok_or("the model has no masks")?;
+    let mask_id = mask.token_id.ok_or("the model has no mask token")?;
     let length = mask.blocks.ok_or("the model has no blocks")?.length;
     let vocabulary = loaded.config.vocab_size;
     let noise = Noise::new(1);
@@ -40,9 +41,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut layers: Vec<Layer> = Vec::new();
     for _ in 0..blocks {
         let start = canvas.len();
-        canvas.resize(start + length, mask.token_id);
+        canvas.resize(start + length, mask_id);
         let mut block = Vec::new();
-        while canvas[start..].contains(&mask.token_id) {
+        while canvas[start..].contains(&mask_id) {
             let positions: Vec<usize> = (0..canvas.len()).collect();
             let mut sequences = [Sequence {
                 tokens: &canvas,
@@ -57,7 +58,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 .map_err(|_| "a pass failed")?;
             let hidden = loaded.model.final_norm(&ops, &loaded.weights, &hidden)?;
             let rows = logits(&ops, &loaded.weights, &hidden)?;
-            let (place, token) = most_certain(&rows, &canvas[start..], mask.token_id);
+            let (place, token) = most_certain(&rows, &canvas[start..], mask_id);
             canvas[start + place] = token;
             let routings = log.take();
             block.push(

@@ -589,7 +589,7 @@ mod tests {
         assert_eq!(help.matches("\n    apart ").count(), 1, "{help}");
         assert!(
             help.contains(
-                "and with each but reference, edit, autoregressive, verify, dream, rnd1, revoke:"
+                "and with each but reference, edit, autoregressive, verify, renoise, dream, rnd1, revoke:"
             ),
             "{help}"
         );

@@ -122,6 +122,8 @@ pub(super) fn read(
         family,
         vocab_size: vocabulary,
         rope: Some(rope(family, &keys, rotated)?.of_heads(head_dim)),
+        full_rope: None,
+        soft_cap: None,
         router: mixture.map(|(_, router)| router),
         shape,
         epsilon: keys.positive("rms_norm_eps", EPSILON)?,
@@ -171,7 +173,7 @@ fn mask(
         }
     });
     Ok(MaskToken {
-        token_id: keys.mask_token_id(vocabulary, eos_token_ids, published)?,
+        token_id: Some(keys.mask_token_id(vocabulary, eos_token_ids, published)?),
         shifted: family.is_shifted(),
         blocks: blocks.transpose()?,
         reserved: match family {
@@ -365,7 +367,7 @@ mod tests {
             assert_eq!(config.family.name(), name);
             assert_eq!((config.shape.biases, config.shape.causal), (biases, !mask));
             let expected = mask.then_some(MaskToken {
-                token_id: 298,
+                token_id: Some(298),
                 shifted: true,
                 blocks: None,
                 reserved: None,

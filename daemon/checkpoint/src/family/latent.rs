@@ -75,6 +75,8 @@ pub(super) fn read(
             qk_norms: false,
             layer_kind: LayerKind::LatentThought(latents),
         },
+        full_rope: None,
+        soft_cap: None,
         router: None,
         epsilon: keys.positive("norm_eps", 1e-5)?,
         mask: None,

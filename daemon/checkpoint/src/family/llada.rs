@@ -82,10 +82,12 @@ pub(super) fn read(
             head_dim,
         )),
         shape,
+        full_rope: None,
+        soft_cap: None,
         router: None,
         epsilon: keys.positive("rms_norm_eps", 1e-5)?,
         mask: Some(MaskToken {
-            token_id: keys.mask_token_id(vocabulary, &eos_token_ids, None)?,
+            token_id: Some(keys.mask_token_id(vocabulary, &eos_token_ids, None)?),
             shifted: false,
             blocks: None,
             reserved: None,
@@ -154,7 +156,10 @@ mod tests {
             (12288, 126_464)
         );
         assert_eq!(
-            (config.mask.unwrap().token_id, config.shape.context_length),
+            (
+                config.mask.unwrap().token_id.unwrap(),
+                config.shape.context_length
+            ),
             (126_336, 4096)
         );
         assert_eq!(config.eos_token_ids, [126_081]);
@@ -194,7 +199,7 @@ mod tests {
         let refusal = |key: &str, value: Value| read(|config| config[key] = value).unwrap_err();
         assert_eq!(
             refusal("model_type", "mamba".into()),
-            "unsupported architecture \"mamba\"; supported are llada, llama, mistral, qwen2, qwen3, qwen3_moe, Dream, sdar, sdar_moe, Fast_dLLM_Qwen, llada_moe, llada2_moe, rnd1, nemotron_labs_diffusion, rwkv7, ltm"
+            "unsupported architecture \"mamba\"; supported are llada, llama, mistral, qwen2, qwen3, qwen3_moe, Dream, sdar, sdar_moe, Fast_dLLM_Qwen, llada_moe, llada2_moe, rnd1, nemotron_labs_diffusion, rwkv7, ltm, diffusion_gemma"
         );
         assert_eq!(
             refusal("alibi", true.into()),

@@ -2,8 +2,8 @@
 
 use sluice_shared::names::{self, PublishedModel};
 use sluice_weights::{
-    ExpertShape, LayerKind, RECURRENT_CONTEXT_LENGTH, RWKV7_HEAD_DIM, Rwkv7Ranks, Shape,
-    TensorNaming,
+    ExpertShape, GemmaShape, LayerKind, RECURRENT_CONTEXT_LENGTH, RWKV7_HEAD_DIM, Rwkv7Ranks,
+    Shape, TensorNaming,
 };
 
 use super::{Family, ModelConfig};
@@ -54,7 +54,7 @@ impl PublishedShape {
 
 /// Shapes of published models. LLaDA-1B has no published configuration: its context is that of its training, and its
 /// vocabulary is LLaDA-8B's, which agrees with the paper's 1.49 B parameters.
-pub static PUBLISHED_SHAPES: [PublishedShape; 26] = [
+pub static PUBLISHED_SHAPES: [PublishedShape; 27] = [
     PublishedShape {
         name: "llada-8b",
         family: Family::Llada,
@@ -235,6 +235,42 @@ pub static PUBLISHED_SHAPES: [PublishedShape; 26] = [
             biases: false,
             qk_norms: false,
             layer_kind: LayerKind::Attention,
+        },
+    },
+    // Its own configuration can't be read here: the sizes are those of Gemma 4, and come to the published total.
+    PublishedShape {
+        name: "diffusion-gemma-26b-a4b",
+        repository: "google/diffusiongemma-26B-A4B-it",
+        family: Family::DiffusionGemma,
+        shape: Shape {
+            naming: TensorNaming::Gemma,
+            layers: 30,
+            hidden_size: 2816,
+            attention_heads: 16,
+            kv_heads: 8,
+            head_dim: 256,
+            intermediate_size: 2112,
+            padded_vocab_size: 262_144,
+            context_length: 131_072,
+            causal: false,
+            tied: true,
+            biases: false,
+            qk_norms: true,
+            layer_kind: LayerKind::Gemma(GemmaShape {
+                experts: ExpertShape {
+                    count: 128,
+                    per_token: 8,
+                    intermediate_size: 704,
+                    shared_intermediate_size: 0,
+                    has_choice_bias: false,
+                    dense_layers: 0,
+                    layer_step: 1,
+                },
+                window: 1024,
+                full_step: 6,
+                full_kv_heads: 2,
+                full_head_dim: 512,
+            }),
         },
     },
     rwkv7("rwkv7-0.1b", 12, 768, [64, 64, 32, 128]),
@@ -479,6 +515,8 @@ mod tests {
             ("llada-moe-7b", 7_357, 3_219),
             ("llada2-mini", 16_256, 14_813),
             ("llada2-flash", 102_890, 24_161),
+            // Without the tower that sees. Published files have all experts of a layer in two tensors.
+            ("diffusion-gemma-26b-a4b", 25_251, 691 + 30 * (3 * 128 - 2)),
         ] {
             let shape = PublishedShape::find(name).unwrap().shape();
             assert_eq!(

@@ -18,8 +18,8 @@ const FUSED: [(&str, &[&str]); 4] = [
     ("up_proj", &["up_proj"]),
     ("down_proj", &["down_proj"]),
 ];
-/// What comes between the layer and the name of a matrix.
-const EXPERTS: &str = ".mlp.experts.";
+/// What comes between the layer, or its `mlp`, and the name of a matrix.
+const EXPERTS: &str = ".experts.";
 /// What some programs add to the names of all tensors.
 const WEIGHT: &str = ".weight";
 
@@ -45,7 +45,10 @@ pub(super) fn parts(
     config: &Map<String, Value>,
 ) -> Result<BTreeMap<String, TensorEntry>, CheckpointError> {
     let mut parts = BTreeMap::new();
-    let experts = config.get("num_experts").and_then(Value::as_u64);
+    // Configurations of models that see have one for the part that reads text.
+    let of_text = config.get("text_config").and_then(Value::as_object);
+    let experts = of_text.unwrap_or(config).get("num_experts");
+    let experts = experts.and_then(Value::as_u64);
     // Without a sensible number the model is refused by its configuration.
     let Some(experts) = experts.map(|experts| experts as usize) else {
         return Ok(parts);

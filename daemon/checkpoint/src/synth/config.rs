@@ -62,6 +62,7 @@ pub(super) fn config(family: Option<Family>, shape: &Shape, element: SynthDType)
         (TensorNaming::HuggingFace, false, _) => dream(shape),
         (TensorNaming::LatentThought, ..) => latent_thought(shape),
         (TensorNaming::Nemotron, ..) => nemotron(shape),
+        (TensorNaming::Gemma, ..) => gemma(shape),
         // Its layers have experts.
         (TensorNaming::Llada2, ..) => hugging_face(shape, "LLaDA2MoeModelLM", "llada2_moe"),
     };
@@ -71,7 +72,12 @@ pub(super) fn config(family: Option<Family>, shape: &Shape, element: SynthDType)
         config["model_type"] = Family::Rnd1.name().into();
         config["pad_token_id"] = shape.padded_vocab_size.saturating_sub(2).into();
     }
-    config["torch_dtype"] = match element {
+    let dtype = match shape.naming {
+        // Written by transformers 5.
+        TensorNaming::Gemma => "dtype",
+        _ => "torch_dtype",
+    };
+    config[dtype] = match element {
         SynthDType::Bf16 => "bfloat16",
         SynthDType::F16 => "float16",
         SynthDType::F32 => "float32",
@@ -254,6 +260,58 @@ fn latent_thought(shape: &Shape) -> Value {
         "rope_theta": 10_000.0,
         "eos_token_id": shape.padded_vocab_size.saturating_sub(1),
     })
+}
+
+/// DiffusionGemma, without the tower that sees.
+fn gemma(shape: &Shape) -> Value {
+    let architecture = "DiffusionGemmaForBlockDiffusion";
+    let mut config = json!({
+        "architectures": [architecture],
+        "model_type": "diffusion_gemma",
+        "canvas_length": 256.min(shape.context_length),
+        "tie_word_embeddings": true,
+    });
+    let LayerKind::Gemma(gemma) = &shape.layer_kind else {
+        return config;
+    };
+    let kind = |layer| match gemma.is_full(layer) {
+        true => "full_attention",
+        false => "sliding_attention",
+    };
+    config["text_config"] = json!({
+        "model_type": "diffusion_gemma_text",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "final_logit_softcapping": 30.0,
+        "hidden_size": shape.hidden_size,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.attention_heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "num_global_key_value_heads": gemma.full_kv_heads,
+        "global_head_dim": gemma.full_head_dim,
+        "intermediate_size": shape.intermediate_size,
+        "num_experts": gemma.experts.count,
+        "top_k_experts": gemma.experts.per_token,
+        "moe_intermediate_size": gemma.experts.intermediate_size,
+        "layer_types": (0..shape.layers).map(kind).collect::<Vec<_>>(),
+        "sliding_window": gemma.window,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+            "full_attention": {
+                "rope_type": "proportional",
+                "rope_theta": 1_000_000.0,
+                "partial_rotary_factor": 0.25,
+            },
+        },
+        "vocab_size": shape.padded_vocab_size,
+        "max_position_embeddings": shape.context_length,
+        "rms_norm_eps": 1e-6,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "bos_token_id": 2,
+        "tie_word_embeddings": true,
+    });
+    config
 }
 
 fn hugging_face(shape: &Shape, architecture: &str, model_type: &str) -> Value {

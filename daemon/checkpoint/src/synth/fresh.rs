@@ -47,6 +47,15 @@ impl FreshTensor {
             | TensorPart::KeyNorm
             | TensorPart::CrossNorm
             | TensorPart::MlpNorm
+            | TensorPart::RouterNorm
+            | TensorPart::ExpertScales
+            | TensorPart::ExpertNorm
+            | TensorPart::AttentionPostNorm
+            | TensorPart::MlpPostNorm
+            | TensorPart::ExpertPostNorm
+            | TensorPart::LayerPostNorm
+            | TensorPart::LayerScale
+            | TensorPart::TextLayerScale
             | TensorPart::FinalNorm
             | TensorPart::Rwkv7(Own::FirstNorm | Own::HeadNorm) => Self::Constant(1.0),
             TensorPart::AttentionNormBias

@@ -111,7 +111,7 @@ impl<'a> Decode<'a> {
     }
 
     fn canvas(&self, mask: MaskToken) -> Canvas {
-        let masks = std::iter::repeat_n(mask.token_id, self.length);
+        let masks = std::iter::repeat_n(mask.id(), self.length);
         let tokens = self.prompt.iter().copied().chain(masks).collect();
         let mut canvas = Canvas {
             mask,
@@ -139,7 +139,7 @@ impl Canvas {
         for position in &report.positions {
             let is_final = matches!(position.state, TokenState::Committed | TokenState::Pinned);
             let token = position.token.filter(|_| is_final);
-            self.tokens[self.prompt + position.position] = token.unwrap_or(self.mask.token_id);
+            self.tokens[self.prompt + position.position] = token.unwrap_or(self.mask.id());
         }
         if report.passes.is_multiple_of(KEEP_EVERY) {
             self.keep();
@@ -149,12 +149,12 @@ impl Canvas {
     /// Keeps the canvas as the pass that follows will see it: it reads the masks of the first block that has any.
     fn keep(&mut self) {
         let filled = &self.tokens[self.prompt..];
-        let Some(first) = filled.iter().position(|id| *id == self.mask.token_id) else {
+        let Some(first) = filled.iter().position(|id| *id == self.mask.id()) else {
             return;
         };
         let start = first / self.block * self.block;
         let end = filled.len().min(start + self.block);
-        let masked = (start..end).filter(|&at| filled[at] == self.mask.token_id);
+        let masked = (start..end).filter(|&at| filled[at] == self.mask.id());
         let masked: Vec<usize> = masked.map(|at| self.prompt + at).collect();
         self.kept.push(InputPass {
             tokens: self.tokens.clone(),

@@ -106,7 +106,7 @@ fn masked_text(sample: &[u32], mask: MaskToken, seed: u64, index: u64) -> InputP
     masked.sort_unstable();
     let mut tokens = sample.to_vec();
     for &position in &masked {
-        tokens[position] = mask.token_id;
+        tokens[position] = mask.id();
     }
     InputPass {
         tokens,
@@ -129,7 +129,7 @@ pub(super) fn counts(
     mask: Option<MaskToken>,
 ) -> Vec<InputRows> {
     let kind = |token: u32| match mask {
-        Some(mask) if mask.token_id == token => PositionKind::Masked,
+        Some(mask) if mask.token_id == Some(token) => PositionKind::Masked,
         _ => PositionKind::Clean,
     };
     let (mut all, mut read) = (BTreeMap::new(), BTreeMap::new());
@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     const MASK: MaskToken = MaskToken {
-        token_id: 99,
+        token_id: Some(99),
         shifted: false,
         blocks: None,
         reserved: None,

@@ -1,6 +1,7 @@
 //! Checkpoints with the outputs that reference implementations made of them: a folder with the checkpoint,
 //! `expected.json` and `expected.safetensors`.
 
+mod canvases;
 mod passes;
 mod requests;
 
@@ -19,7 +20,7 @@ use sluice_plan::{Plan, PlanError, resolve_kv_cache_format};
 use sluice_shared::{level::KvCacheFormat, sampling::EosPolicy};
 use sluice_weights::{Shape, SourceTensor};
 
-use self::{passes::reference_passes, requests::request_of};
+use self::{canvases::canvas_logits, passes::reference_passes, requests::request_of};
 use super::{CheckResult, worse};
 use crate::{
     Engine, EngineOptions, Generate, LoadedModel, Outcome, PlanSettings, Work,
@@ -159,15 +160,15 @@ pub fn fixture_forwards(
     ops: &Ops,
     plan_for: &PlanFor<'_>,
 ) -> Result<Vec<FixtureLogits>, EngineError> {
-    let Some(FixtureModel {
+    let Some(fixture) = FixtureModel::load(folder, ops, plan_for)? else {
+        return Ok(Vec::new());
+    };
+    let FixtureModel {
         shape,
         model,
         weights,
-    }) = FixtureModel::load(folder, ops, plan_for)?
-    else {
-        return Ok(Vec::new());
-    };
-    let blocks = model.info(&weights).mask.and_then(|mask| mask.blocks);
+    } = &fixture;
+    let blocks = model.info(weights).mask.and_then(|mask| mask.blocks);
     let never = AtomicBool::new(false);
     let bytes = read(&folder.join("expected.safetensors"))?;
     let tensors = SafeTensors::deserialize(&bytes).map_err(|_| broken(folder))?;
@@ -176,6 +177,11 @@ pub fn fixture_forwards(
         let (Some(rows), Some(name)) = (case["input_ids"].as_array(), case["name"].as_str()) else {
             return Err(broken(folder));
         };
+        if model.reads_text_apart() {
+            let found = canvas_logits(ops, &fixture, &tensors, case)?;
+            forwards.extend(found.ok_or_else(|| broken(folder))?);
+            continue;
+        }
         let rows: Vec<Vec<u32>> = rows.iter().map(ids).collect();
         // Of long texts, the reference kept only the last rows.
         let kept = case["logits_shape"][1].as_u64().unwrap_or(0) as usize;
@@ -187,7 +193,7 @@ pub fn fixture_forwards(
         let reference = floats(tensor.map_err(|_| broken(folder))?.data());
         if let Some(blocks) = blocks {
             let visible = ids(&case["visible"]);
-            let found = block_logits(ops, &model, &weights, &shape, (&rows[0], &visible))?;
+            let found = block_logits(ops, model, weights, shape, (&rows[0], &visible))?;
             forwards.push(FixtureLogits {
                 name: format!("{name}, block after block"),
                 vocabulary: shape.padded_vocab_size,
@@ -204,7 +210,7 @@ pub fn fixture_forwards(
             }
         }
         let found = match shape.causal {
-            true => autoregressive_logits(ops, &model, &weights, &shape, (&rows, &z), kept)?,
+            true => autoregressive_logits(ops, model, weights, shape, (&rows, &z), kept)?,
             false => {
                 let longest = rows.iter().map(Vec::len).max().unwrap_or(0);
                 let positions: Vec<_> = (0..longest).collect();
@@ -217,10 +223,10 @@ pub fn fixture_forwards(
                     })
                     .collect();
                 let hidden = model
-                    .forward(ops, &weights, &mut sequences, &never)
+                    .forward(ops, weights, &mut sequences, &never)
                     .map_err(failed)?;
-                let hidden = model.final_norm(ops, &weights, &hidden)?;
-                logits(ops, &weights, &hidden)?
+                let hidden = model.final_norm(ops, weights, &hidden)?;
+                logits(ops, weights, &hidden)?
             }
         };
         forwards.push(FixtureLogits {
@@ -495,16 +501,16 @@ fn sample(
         ..request.clone()
     };
     let mut generated = run(engine, request.clone())?;
+    let mut answer = ids(answer);
     if request.eos == EosPolicy::Stop {
         // What is left behind the end is filled.
-        let end = |token: &u32| model.info.eos_token_ids.contains(token);
-        let end = generated.tokens.iter().position(end);
-        generated
-            .tokens
-            .truncate(end.map_or(usize::MAX, |end| end + 1));
+        for tokens in [&mut generated.tokens, &mut answer] {
+            let end = |token: &u32| model.info.eos_token_ids.contains(token);
+            let end = tokens.iter().position(end);
+            tokens.truncate(end.map_or(usize::MAX, |end| end + 1));
+        }
     }
     let found = generated.passes as u64;
-    let mut answer = ids(answer);
     // The reference tells it as the answer's last token.
     if request.reserved.is_some() && answer.last() == request.reserved.as_ref() {
         answer.pop();

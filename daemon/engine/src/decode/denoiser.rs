@@ -5,8 +5,8 @@ use std::{slice, sync::atomic::AtomicBool};
 use sluice_checkpoint::family::MaskToken;
 use sluice_formats::noise::Noise;
 use sluice_ops::{
-    Candidate, Distributions, KeySegment, KvCache, LmHeadGroup, LmHeadRow, Ops, Phase,
-    RankingScore, SamplingParams,
+    Candidate, Distributions, KeySegment, KvCache, LmHeadGroup, LmHeadRow, LogitScaling, Ops,
+    Phase, RankingScore, SamplingParams, SoftEmbeddings,
 };
 use sluice_weights::TensorPart;
 
@@ -37,7 +37,7 @@ impl Vocabulary {
     pub fn mask_id(&self) -> u32 {
         let mask = self.mask.as_ref();
         mask.expect("requests that fill masks were checked against the model")
-            .token_id
+            .id()
     }
 
     /// The row whose logits predict a position: with shifted logits the one before.
@@ -69,6 +69,17 @@ pub struct Pass<'a> {
     pub ranking: RankingScore,
     /// Whether each row's most probable token is needed, whatever noise has chosen.
     pub top: bool,
+    /// What a pass over a canvas of random tokens is besides; `None` for all others.
+    pub renoised: Option<RenoisedPass>,
+}
+
+/// A pass over a canvas of random tokens.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RenoisedPass {
+    /// Whether it is the canvas's first, which is told of none before.
+    pub is_first: bool,
+    /// What logits are divided by.
+    pub temperature: f64,
 }
 
 impl<'a> Pass<'a> {
@@ -98,6 +109,16 @@ pub struct RequestMemory {
     pub kv_caches: Vec<KvCache>,
     /// Distributions of its block's rows in the pass before, where its policy compares them.
     pub distributions: Option<Distributions>,
+    /// What a canvas of random tokens is told of the pass before, where it has some.
+    pub soft: Option<Box<SoftPredictions>>,
+}
+
+/// What passes over a canvas of random tokens predict at each of its places, as one token.
+pub struct SoftPredictions {
+    /// Of the last pass that succeeded.
+    pub last: SoftEmbeddings,
+    /// Of the pass that is running.
+    pub next: SoftEmbeddings,
 }
 
 /// A pass, and what its request keeps.
@@ -178,6 +199,13 @@ impl Denoiser<'_> {
     ) -> Result<Vec<Vec<Candidate>>, Interrupt> {
         // Separate, so that what the caches keep is settled on every way out of the pass, errors included.
         let candidates = self.try_candidates(requests, cancel);
+        // A pass that failed is run again, with what it was told.
+        for PassRequest { pass, memory } in requests.iter_mut().filter(|_| candidates.is_ok()) {
+            let memory = memory.as_deref_mut().filter(|_| pass.renoised.is_some());
+            if let Some(soft) = memory.and_then(|memory| memory.soft.as_deref_mut()) {
+                std::mem::swap(&mut soft.last, &mut soft.next);
+            }
+        }
         let memories = requests
             .iter_mut()
             .filter_map(|asked| asked.memory.as_mut());
@@ -203,10 +231,14 @@ impl Denoiser<'_> {
             .collect();
         let mut sequences = Vec::new();
         for (asked, prepared) in requests.iter_mut().zip(&prepared) {
-            let memory = asked.memory.as_deref_mut();
-            let mut caches = memory
-                .map_or(&mut [][..], |memory| &mut memory.kv_caches)
-                .iter_mut();
+            let (caches, soft) = match asked.memory.as_deref_mut() {
+                Some(RequestMemory {
+                    kv_caches, soft, ..
+                }) => (&mut kv_caches[..], soft.as_deref()),
+                None => (&mut [][..], None),
+            };
+            let is_first = (asked.pass.renoised).is_none_or(|renoised| renoised.is_first);
+            let mut caches = caches.iter_mut();
             for tokens in &prepared.tokens {
                 sequences.push(Sequence {
                     tokens,
@@ -215,6 +247,13 @@ impl Denoiser<'_> {
                     sees: match &prepared.seen {
                         SeenKeys::Each => VisibleKeys::Each {
                             checks: asked.pass.checks().len(),
+                        },
+                        SeenKeys::Text => VisibleKeys::Text {
+                            caches: std::mem::take(&mut caches).into_slice(),
+                        },
+                        SeenKeys::Canvas => VisibleKeys::Canvas {
+                            caches: std::mem::take(&mut caches).into_slice(),
+                            soft: soft.filter(|_| !is_first).map(|soft| &soft.last),
                         },
                         SeenKeys::Blocks(last_seen) => VisibleKeys::Blocks {
                             cache: caches.next().expect("a cache for each canvas"),
@@ -244,11 +283,18 @@ impl Denoiser<'_> {
         // them once.
         drop(hidden);
         let groups: Vec<LmHeadGroup<'_>> = (requests.iter_mut())
-            .map(|asked| LmHeadGroup {
-                rows: asked.pass.rows,
-                sampling: self.choice(&asked.pass),
-                distributions: (asked.memory.as_deref_mut())
-                    .and_then(|memory| memory.distributions.as_mut()),
+            .map(|asked| {
+                let (distributions, soft) = match asked.memory.as_deref_mut() {
+                    Some(memory) => (memory.distributions.as_mut(), memory.soft.as_deref_mut()),
+                    None => (None, None),
+                };
+                let is_renoised = asked.pass.renoised.is_some();
+                LmHeadGroup {
+                    rows: asked.pass.rows,
+                    sampling: self.choice(&asked.pass),
+                    distributions,
+                    soft: soft.filter(|_| is_renoised).map(|soft| &mut soft.next),
+                }
             })
             // One walk over the parts of the LM head for all requests: they may be streamed, and are acquired one at a
             // time.
@@ -272,13 +318,14 @@ impl Denoiser<'_> {
         let computed = positions.len();
         // A check is a row of its own, at the same position as the token that it verifies, but holding a mask.
         positions.extend(checks.iter().map(|row| row.position));
-        let mask = self.vocabulary.mask_id();
         // The unconditional canvas has the same rows at the same positions, so one list of positions serves both.
         let tokens = pass.canvases().map(|canvas| {
             let computed = positions[..computed]
                 .iter()
                 .map(|&position| canvas[position]);
-            computed.chain(checks.iter().map(|_| mask)).collect()
+            computed
+                .chain(checks.iter().map(|_| self.vocabulary.mask_id()))
+                .collect()
         });
         let tokens = tokens.collect();
         // Masked rows are read at the row that predicts them (shifted logits: the one before); checks at their own
@@ -295,6 +342,8 @@ impl Denoiser<'_> {
             positions,
             wanted,
             seen: match (reach.last_seen(), reach.segments()) {
+                _ if pass.renoised.is_some() => SeenKeys::Canvas,
+                (Some(_), _) if self.model.reads_text_apart() => SeenKeys::Text,
                 (Some(last_seen), _) => SeenKeys::Blocks(last_seen),
                 (None, Some(segments)) => SeenKeys::Cached(segments),
                 (None, None) => SeenKeys::Each,
@@ -309,11 +358,15 @@ impl Denoiser<'_> {
             pass: pass.number,
             guidance: pass.guidance.map(|(_, weight)| weight),
             vocab_size: self.vocabulary.size,
-            mask_token_id: self.vocabulary.mask_id(),
+            mask_token_id: self.vocabulary.mask.and_then(|mask| mask.token_id),
             end_tokens: &self.vocabulary.ends,
             suppressed: pass.suppressed,
             ranking: pass.ranking,
             top: pass.top,
+            scaling: pass.renoised.map(|renoised| LogitScaling {
+                soft_cap: self.model.soft_cap(),
+                temperature: renoised.temperature,
+            }),
         }
     }
 }
@@ -334,4 +387,8 @@ enum SeenKeys {
     Cached(Vec<KeySegment>),
     /// All up to a position, for each row the last.
     Blocks(Vec<usize>),
+    /// The text before them.
+    Text,
+    /// The text before their canvas, and each other.
+    Canvas,
 }

@@ -605,6 +605,7 @@ impl DiffusionRequest for Diffusion {
                     Remasking::Entropy => RankingScore::Entropy,
                 }),
                 top: self.policy.needs().top,
+                renoised: None,
             });
         passes.collect()
     }
@@ -752,7 +753,7 @@ pub(super) fn suppressed(request: &Generate, vocabulary: &Vocabulary) -> Vec<u32
     };
     let mask = vocabulary.mask.filter(|mask| mask.blocks.is_some());
     ends.into_iter()
-        .chain(mask.map(|mask| mask.token_id))
+        .chain(mask.and_then(|mask| mask.token_id))
         .collect()
 }
 

@@ -276,6 +276,7 @@ impl DiffusionRequest for DraftedText {
             suppressed: &self.suppressed,
             ranking: RankingScore::Confidence,
             top: false,
+            renoised: None,
         }]
     }
 

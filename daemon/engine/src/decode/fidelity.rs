@@ -64,7 +64,7 @@ fn masked(request: &MeasureFidelity, mask: MaskToken) -> Vec<FidelitySample> {
         positions.truncate(masked);
         let mut tokens = sample.clone();
         for &position in &positions {
-            tokens[position] = mask.token_id;
+            tokens[position] = mask.id();
         }
         positions.truncate(ROWS_PER_SAMPLE_MAX);
         positions.sort_unstable();
@@ -170,7 +170,7 @@ mod tests {
         };
         let mask = |shifted| {
             Some(MaskToken {
-                token_id: 999,
+                token_id: Some(999),
                 shifted,
                 blocks: None,
                 reserved: None,

@@ -122,7 +122,7 @@ impl<'a> InputReader<'a> {
         };
         let token = self.pass.tokens[position];
         match self.mask {
-            Some(mask) if mask.token_id == token => PositionKind::Masked,
+            Some(mask) if mask.token_id == Some(token) => PositionKind::Masked,
             _ => PositionKind::Clean,
         }
     }

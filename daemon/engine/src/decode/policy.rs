@@ -9,6 +9,7 @@ mod credit;
 mod entropy;
 mod klass;
 mod neighbours;
+mod renoise;
 mod revoke;
 mod schedule;
 mod threshold;
@@ -16,7 +17,7 @@ mod threshold;
 use std::{cmp::Ordering, ops::Range};
 
 use sluice_ops::{Candidate, RankingScore};
-use sluice_shared::policy::PolicyChoice;
+use sluice_shared::policy::{PolicyChoice, RENOISE};
 
 use self::{
     apart::Apart,
@@ -26,6 +27,7 @@ use self::{
     entropy::Entropy,
     klass::Klass,
     neighbours::{Hierarchical, Local},
+    renoise::Renoise,
     revoke::Revoke,
     schedule::{Dream, Reference, Rnd1},
     threshold::{Decay, Factor, Margin, Threshold},
@@ -66,7 +68,7 @@ impl Clone for Box<dyn Policy> {
 }
 
 /// What a policy needs to know besides confidences.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct PolicyNeeds {
     /// The ranking it requires; `None` where that is the user's choice.
     pub ranking: Option<RankingScore>,
@@ -81,6 +83,23 @@ pub struct PolicyNeeds {
     pub edits: Option<usize>,
     /// Text that is written from left to right, each token as a causal pass predicts it, with so long drafts.
     pub draft: Option<DraftWindow>,
+    /// Canvases of random tokens that are denoised by this rule.
+    pub renoising: Option<Renoising>,
+}
+
+/// How canvases of random tokens are denoised.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Renoising {
+    /// Rows are accepted while the entropies of surer ones come to no more.
+    pub bound: f64,
+    /// What logits are divided by in the end.
+    pub coolest: f64,
+    /// What logits are divided by in the first pass.
+    pub hottest: f64,
+    /// The mean entropy below which a canvas that has not changed is finished.
+    pub sure: f64,
+    /// Most passes of a canvas.
+    pub steps: usize,
 }
 
 /// How many positions a block of drafted tokens has, the token before them included; 1: nothing is drafted.
@@ -223,6 +242,15 @@ pub fn policy(choice: &PolicyChoice) -> Box<dyn Policy> {
             window: DraftWindow {
                 least: value(1).min(value(0)) as usize,
                 most: value(0) as usize,
+            },
+        }),
+        RENOISE => Box::new(Renoise {
+            rule: Renoising {
+                bound: value(0),
+                coolest: value(1),
+                hottest: value(2),
+                sure: value(3),
+                steps: value(4) as usize,
             },
         }),
         "threshold" => Box::new(Threshold { t: value(0) }),

@@ -12,6 +12,7 @@ use sluice_ops::KeySegment;
 use sluice_plan::MLP_ROWS;
 use sluice_shared::{
     decoding::{CanvasGrowth, Decoding, KvCacheReuse},
+    policy::RENOISE,
     sampling::KvCacheMode,
 };
 
@@ -353,7 +354,11 @@ pub fn most_rows(request: &Generate) -> usize {
     if let Some(block) = request.diffusion_block() {
         // A block after as many rows as are only stored.
         let stored = (MLP_ROWS / block).max(1) * block;
-        return (stored + block).min(end);
+        return match request.policy.name() == RENOISE {
+            // Text and canvases have passes of their own.
+            true => stored.max(block).min(end),
+            false => (stored + block).min(end),
+        };
     }
     // Inserted masks shift the blocks, so that their passes cannot be foreseen.
     if request.decoding.canvas_growth == CanvasGrowth::Insert {

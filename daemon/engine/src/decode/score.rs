@@ -105,6 +105,7 @@ impl DiffusionRequest for ScoreEstimate {
             suppressed: &[],
             ranking: RankingScore::Confidence,
             top: false,
+            renoised: None,
         }]
     }
 

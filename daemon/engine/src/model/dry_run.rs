@@ -206,7 +206,10 @@ impl DryRun {
         } = *workload;
         // Each cache is rounded up to a page; with different lengths only their sum is known.
         let (places, count) = workload.cached_rows();
-        let bytes = KvCacheShape::of(&self.config.shape, kept).bytes(places) + count * PAGE_BYTES;
+        let shapes = KvCacheShape::each(&self.config.shape, kept);
+        let each = |places: usize| -> usize { shapes.iter().map(|kind| kind.bytes(places)).sum() };
+        let bytes =
+            even_shares(places, count).map(each).sum::<usize>() + count * shapes.len() * PAGE_BYTES;
         let _caches = match count {
             0 => None,
             _ => Some(ops.ledger().reserve(MemoryKind::KvCache, bytes as u64)?),
@@ -229,13 +232,35 @@ impl DryRun {
                 (all.collect(), wanted.collect())
             })
             .collect();
+        // Canvases of random tokens go through more than the text before them. They are written to caches, which are
+        // counted above: those of this pass are counted apart.
+        let width = self.config.shape.hidden_size;
+        let mut caches = Vec::new();
+        let mut soft = Vec::new();
+        if model.reads_text_apart() {
+            let apart = Ops::new(Device::dry_run(self.profile), Ledger::dry_run())?;
+            for (positions, wanted) in &rows {
+                let of_each = shapes
+                    .iter()
+                    .map(|kind| apart.kv_cache(*kind, positions.len()));
+                caches.push(of_each.collect::<Result<Vec<_>, _>>()?);
+                soft.push(ops.soft_embeddings(wanted.len(), width)?);
+            }
+        }
+        let mut told = caches.iter_mut().zip(&soft);
         let mut sequences: Vec<_> = (rows.iter().zip(&checks).zip(&lengths))
             .map(|(((positions, wanted), &checks), &length)| Sequence {
                 tokens: &tokens[..positions.len()],
                 positions,
                 wanted,
-                sees: VisibleKeys::Each {
-                    checks: checks.min(length),
+                sees: match told.next() {
+                    Some((caches, soft)) => VisibleKeys::Canvas {
+                        caches,
+                        soft: Some(soft),
+                    },
+                    None => VisibleKeys::Each {
+                        checks: checks.min(length),
+                    },
                 },
             })
             .collect();
@@ -258,17 +283,23 @@ impl DryRun {
             pass: 0,
             guidance: None,
             vocab_size: self.config.vocab_size,
-            mask_token_id: self.config.mask.map_or(0, |mask| mask.token_id),
+            mask_token_id: self.config.mask.and_then(|mask| mask.token_id),
             end_tokens: &[],
             suppressed: &[],
             ranking: RankingScore::Confidence,
             top: false,
+            scaling: None,
+        };
+        let mut next = match model.reads_text_apart() {
+            true => Some(ops.soft_embeddings(rows.len(), width)?),
+            false => None,
         };
         // One group for all requests: the LM head's memory depends on the sum of rows alone.
         let groups = vec![LmHeadGroup {
             rows: &rows,
             sampling: choice,
             distributions: None,
+            soft: next.as_mut(),
         }];
         let mut reduction = ops.start_lm_head(groups, weights.lm_head_part_rows())?;
         for (group, first) in weights.lm_head_parts() {

@@ -11,6 +11,7 @@
 
 mod attention;
 mod cross_attention;
+mod gemma;
 mod latent_gradient;
 mod mixture;
 mod mlp;
@@ -88,6 +89,8 @@ pub struct Network {
     rope: Option<RopeTable>,
     /// Of queries, where another than that of keys.
     query_rope: Option<RopeTable>,
+    /// Of layers that see all, where others have a window.
+    full_rope: Option<RopeTable>,
     mlp_rows: usize,
     heartbeat: Heartbeat,
 }
@@ -106,7 +109,10 @@ impl Network {
             ),
             None => (None, None),
         };
+        let full_rope = config.full_rope.as_ref();
+        let full_rope = full_rope.map(|rope| RopeTable::new(rope, length, ops));
         Ok(Self {
+            full_rope: full_rope.transpose()?,
             config,
             rope,
             query_rope,
@@ -217,6 +223,11 @@ impl Network {
                         latents.advance(latents.capacity());
                     }
                 }
+                VisibleKeys::Text { caches } => {
+                    for cache in caches.iter_mut() {
+                        cache.advance(tokens.len());
+                    }
+                }
                 VisibleKeys::State { state, fork } => {
                     if let Some((rows, fork)) = fork {
                         fork.forked_from(state, *rows);
@@ -225,7 +236,8 @@ impl Network {
                 }
                 VisibleKeys::Each { .. }
                 | VisibleKeys::Cached { .. }
-                | VisibleKeys::Blocks { .. } => {}
+                | VisibleKeys::Blocks { .. }
+                | VisibleKeys::Canvas { .. } => {}
             }
         }
         Ok(hidden)
@@ -235,7 +247,7 @@ impl Network {
         &self,
         ops: &Ops,
         weights: &Residency,
-        rows: &BatchRows,
+        rows: &BatchRows<'_>,
         seen: &mut BatchKeys<'_>,
         cancel: &AtomicBool,
         observer: Observer<'_, '_>,
@@ -243,6 +255,9 @@ impl Network {
         // The embedding's rows may be read from a file below; a file replaced meanwhile would mix two models.
         weights.check_unchanged()?;
         let mut hidden = self.embedded(ops, weights, &rows.tokens)?;
+        if self.gemma().is_some() {
+            self.self_conditioning(ops, weights, &mut hidden, &rows.canvases)?;
+        }
         let mut first_value = None;
         for layer in 0..self.config.shape.layers {
             if cancel.load(Ordering::Relaxed) {
@@ -263,6 +278,11 @@ impl Network {
                         None => self.mlp(ops, weights, layer, &mut hidden, observer)?,
                     }
                 }
+                LayerKind::Gemma(gemma) => {
+                    hidden = self.attention(ops, weights, layer, hidden, (rows, seen), observer)?;
+                    let are_text = rows.are_text(layer + 1 == self.config.shape.layers);
+                    self.feed_forward(ops, weights, layer, &mut hidden, (&gemma, are_text))?;
+                }
                 LayerKind::LatentThought(sizes) => {
                     hidden = self.attention(ops, weights, layer, hidden, (rows, seen), observer)?;
                     let kept = (rows, &mut seen.latents);
@@ -278,11 +298,9 @@ impl Network {
             }
         }
         match self.config.shape.layer_kind {
-            LayerKind::Attention | LayerKind::Mixture(_) | LayerKind::LatentThought(_) => {
-                Ok(hidden)
-            }
             // The last layer's state needs all rows.
             LayerKind::Rwkv7(_) => Ok(ops.take_rows(&hidden, &rows.wanted)?),
+            _ => Ok(hidden),
         }
     }
 

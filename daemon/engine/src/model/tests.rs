@@ -1,5 +1,6 @@
 //! Packed passes beside each request's own, and what they take beside what a dry run says.
 
+mod canvases;
 mod pruned;
 
 use std::{
@@ -134,11 +135,12 @@ impl World {
             pass: 0,
             guidance: None,
             vocab_size: self.config.vocab_size,
-            mask_token_id: 0,
+            mask_token_id: Some(0),
             end_tokens: &[],
             suppressed: &[],
             ranking: RankingScore::Confidence,
             top: false,
+            scaling: None,
         };
         let mut sequences: Vec<_> = (canvases.iter())
             .map(|&(length, read)| Sequence {
@@ -153,6 +155,7 @@ impl World {
                 rows: &head_rows[..read],
                 sampling: choice.clone(),
                 distributions: None,
+                soft: None,
             })
             .collect();
         let never = AtomicBool::new(false);

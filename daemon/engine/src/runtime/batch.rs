@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     decode::{
-        Denoiser, DiffusionRequest, FinishedBlocks, PassRequest, RequestMemory,
+        Denoiser, DiffusionRequest, FinishedBlocks, PassRequest, RequestMemory, SoftPredictions,
         score::ScoreEstimate,
     },
     error::EngineError,
@@ -156,13 +156,22 @@ impl Worker {
         let current = self.current_mut()?;
         // The batch's format and not that of the settings, which may have changed since the batch began.
         let kv = current.serving_kv_cache_format.unwrap_or_default();
-        let shape = KvCacheShape::of(
-            &current.planner.config.shape,
-            resolve_canvas_kv_cache_format(kv, &profile)?,
-        );
-        let head_rows = current.planner.config.shape.padded_vocab_size;
+        let shape = &current.planner.config.shape;
+        let (head_rows, width) = (shape.padded_vocab_size, shape.hidden_size);
+        let format = resolve_canvas_kv_cache_format(kv, &profile)?;
+        let reads_text_apart = current.model.reads_text_apart();
+        let shapes = KvCacheShape::each(shape, format);
         // All canvases of a request have one length, so they share the places evenly.
-        let caches = (0..count).map(|_| self.ops.kv_cache(shape, places / count));
+        let caches = (0..count).flat_map(|_| &shapes);
+        let caches = caches.map(|shape| self.ops.kv_cache(*shape, places / count));
+        let soft = || self.ops.soft_embeddings(workload.lm_head_rows(), width);
+        let soft = match reads_text_apart {
+            true => Some(Box::new(SoftPredictions {
+                last: soft()?,
+                next: soft()?,
+            })),
+            false => None,
+        };
         let distributions = match workload.compared_rows() {
             0 => None,
             rows => Some(self.ops.distributions(rows, head_rows)?),
@@ -170,6 +179,7 @@ impl Worker {
         Ok(RequestMemory {
             kv_caches: caches.collect::<Result<_, _>>()?,
             distributions,
+            soft,
         })
     }
 

@@ -11,7 +11,6 @@ use std::{
 use sluice_ops::{Ops, OpsError, ledger::PeakMark};
 use sluice_plan::{Plan, PlanError, Workload, corrections::PassKind};
 use sluice_shared::{options::ResolvedPlanSettings, units};
-use sluice_weights::LayerKind;
 
 use self::memory_pressure::{as_refusal, mlp_rows_from};
 use super::{
@@ -345,7 +344,7 @@ impl<'a> PassRunner<'a> {
             touched_again,
             ..
         } = stream.experts;
-        if let LayerKind::Mixture(experts) = &shape.layer_kind
+        if let Some(experts) = shape.mixture()
             && visits > 0
         {
             let touched_each = touched as f64 / visits as f64;

@@ -147,7 +147,7 @@ impl Planner {
             LayerKind::LatentThought(sizes) => {
                 checkpoint.prior([shape.layers * sizes.latents, shape.hidden_size])?
             }
-            LayerKind::Attention | LayerKind::Mixture(_) | LayerKind::Rwkv7(_) => None,
+            _ => None,
         };
         Ok(Self::new(config, sources, prior, machine))
     }

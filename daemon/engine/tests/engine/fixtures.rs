@@ -164,6 +164,11 @@ fn a_wrong_rotation_or_choice_shows() {
 }
 
 #[test]
+fn logits_of_text_and_canvases() {
+    check_logits("diffusion-gemma-tiny");
+}
+
+#[test]
 fn logits_states_rwkv7() {
     check_logits("rwkv7-tiny");
 }
@@ -234,6 +239,11 @@ fn tokens_mixtures_of_experts() {
     check_tokens("llada-moe-tiny", 6);
     check_tokens("llada2-tiny", 16);
     check_tokens("rnd1-tiny", 3);
+}
+
+#[test]
+fn tokens_of_canvases_of_random_tokens() {
+    check_tokens("diffusion-gemma-tiny", 5);
 }
 
 #[test]

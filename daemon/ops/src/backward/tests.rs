@@ -126,6 +126,7 @@ fn through_attention() {
         heads: 4,
         kv_heads: 2,
         head_dim: 8,
+        is_scaled: true,
     };
     let (queries, kv) = (4 * 8, 2 * 8);
     for (window, lengths) in [(Some(5), [90, 13]), (None, [7, 70])] {

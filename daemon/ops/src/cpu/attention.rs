@@ -55,6 +55,8 @@ struct HeadTask<'a> {
     seen: Option<&'a [Range<usize>]>,
     /// The shape of the cache, or else of the pass's rows: tiles have room for its heads, and are rotated as those are.
     shape: KvCacheShape,
+    /// What scores are multiplied by.
+    score_scale: f32,
 }
 
 /// Consecutive rows of one source.
@@ -92,14 +94,13 @@ impl HeadTask<'_> {
         self.queries.len() * self.heads.len()
     }
 
-    /// Writes a row's query, scaled by `1 / √dim`.
+    /// Writes a row's query, scaled as its scores are to be.
     fn scaled_query(&self, row: usize, q: &Activation, dim: usize, out: &mut [f32]) {
         let (query, head) = self.place(row);
         // Scaling `dim` elements of the query is cheaper than scaling the scores of every key.
-        let scale = (dim as f32).sqrt().recip();
         let query = &q.row(query)[head * dim..][..dim];
         for (out, value) in out.iter_mut().zip(query) {
-            *out = value * scale;
+            *out = value * self.score_scale;
         }
         if self.shape.is_rotated() {
             rotate(out);
@@ -366,7 +367,7 @@ impl CpuBackend {
     ) {
         let source = CacheSource::new(cache, layer).rounded;
         let (dim, group) = (shape.head_dim, shape.heads / shape.kv_heads);
-        let scale = (dim as f32).sqrt().recip();
+        let scale = shape.score_scale();
         let instructions = self.instructions();
         self.run(|| {
             // One query at a time, with a full row of scores: this happens once a block.
@@ -554,6 +555,7 @@ impl<'a> RangeKeys<'a> {
                 seen: (self.seen.as_deref())
                     .map(|seen| &seen[queries.start - start..queries.end - start]),
                 shape: self.shape,
+                score_scale: shape.score_scale(),
             })
         })
     }

@@ -151,6 +151,26 @@ fn silu_body(gate: &mut [f32], up: &[f32]) {
 }
 
 #[inline(always)]
+fn gelu_body(gate: &mut [f32], up: &[f32]) {
+    // (1 + tanh(u)) / 2 is the sigmoid of 2u.
+    const TWICE_ROOT: f32 = 2.0 * 0.797_884_6;
+    for (gate, up) in gate.iter_mut().zip(up) {
+        let x = *gate;
+        let twice = TWICE_ROOT * (x + 0.044_715 * x * x * x);
+        *gate = x / (1.0 + exp(-twice)) * up;
+    }
+}
+
+#[inline(always)]
+fn cap_body(values: &mut [f32], cap: f32, factor: f32) {
+    for value in values {
+        // Exact to 1e-7 of the cap.
+        let tanh = 1.0 - 2.0 / (exp(2.0 * *value / cap) + 1.0);
+        *value = tanh * cap * factor;
+    }
+}
+
+#[inline(always)]
 fn silu_backward_body(gate: &mut [f32], up: &mut [f32], d_out: &[f32]) {
     for ((gate, up), d_out) in gate.iter_mut().zip(up).zip(d_out) {
         let sigmoid = 1.0 / (1.0 + exp(-*gate));
@@ -222,6 +242,16 @@ with_vectors! {
 with_vectors! {
     /// `silu(gate) · up`, written to `gate`.
     silu_multiply, silu_body, (gate: &mut [f32], up: &[f32])
+}
+
+with_vectors! {
+    /// `gelu(gate) · up`, written to `gate`; GELU by the hyperbolic tangent, as Gemma has it.
+    gelu_multiply, gelu_body, (gate: &mut [f32], up: &[f32])
+}
+
+with_vectors! {
+    /// `cap · tanh(value / cap) · factor` in the place of each value.
+    cap, cap_body, (values: &mut [f32], cap: f32, factor: f32)
 }
 
 with_vectors! {

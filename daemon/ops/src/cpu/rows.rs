@@ -21,12 +21,25 @@ fn rms_norm_heads_body(row: &mut [f32], scale: &[f32], epsilon: f32) {
 }
 
 #[inline(always)]
-fn rotate_body(row: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32], direction: f32) {
-    let half = cos.len();
+fn unit_norm_heads_body(row: &mut [f32], head_dim: usize, epsilon: f32) {
+    for head in row.chunks_exact_mut(head_dim) {
+        let inverse = inverse_rms(head, epsilon);
+        head.iter_mut().for_each(|value| *value *= inverse);
+    }
+}
+
+#[inline(always)]
+fn rotate_body(
+    row: &mut [f32],
+    [head_dim, pair_distance]: [usize; 2],
+    cos: &[f32],
+    sin: &[f32],
+    direction: f32,
+) {
     for head in row.chunks_exact_mut(head_dim) {
         // Halves, as Hugging Face's models rotate them; weights of files whose pairs are neighbours are put in order
-        // when they are read.
-        let (low, high) = head[..2 * half].split_at_mut(half);
+        // when they are read. There are as many pairs as cosines; what is in none stays as it is.
+        let (low, high) = head.split_at_mut(pair_distance);
         for ((low, high), (cos, sin)) in low.iter_mut().zip(high).zip(cos.iter().zip(sin)) {
             let (a, b, sin) = (*low, *high, sin * direction);
             *low = a * cos - b * sin;
@@ -103,6 +116,11 @@ with_vectors! {
 }
 
 with_vectors! {
+    /// Each head of the row divided by its root mean square.
+    unit_norm_heads, unit_norm_heads_body, (row: &mut [f32], head_dim: usize, epsilon: f32)
+}
+
+with_vectors! {
     /// Adds to `d_x` the gradient that a row's norm passes back for `d_out`.
     rms_norm_backward, rms_norm_backward_body,
     (d_x: &mut [f32], x: &[f32], d_out: &[f32], scale: &[f32], epsilon: f32)
@@ -138,7 +156,8 @@ with_vectors! {
 }
 
 with_vectors! {
-    /// Rotates the pairs of each head, an element of the first half of what is rotated with one of the second, by these
-    /// angles; back, where the direction is −1.
-    rotate, rotate_body, (row: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32], direction: f32)
+    /// Rotates the first pairs of each head, whose elements lie so far apart, by these angles; back, where the direction is
+    /// −1.
+    rotate, rotate_body,
+    (row: &mut [f32], sizes: [usize; 2], cos: &[f32], sin: &[f32], direction: f32)
 }

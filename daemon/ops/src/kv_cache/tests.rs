@@ -114,6 +114,7 @@ const GROUPED: AttentionShape = AttentionShape {
     heads: 6,
     kv_heads: 2,
     head_dim: 16,
+    is_scaled: true,
 };
 
 #[test]
@@ -134,6 +135,7 @@ fn shorter_numbers_cost_what_they_cost() {
         heads: 4,
         kv_heads: 4,
         head_dim: 64,
+        is_scaled: true,
     };
     for shape in [GROUPED, wide] {
         let mut before = 0.0;

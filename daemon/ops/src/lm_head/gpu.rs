@@ -163,7 +163,7 @@ fn lm_head_sampling(sampling: &SamplingParams<'_>) -> cuda::LmHeadSampling {
         guidance: sampling.guidance.unwrap_or(0.0) as f32,
         has_guidance: u32::from(sampling.guidance.is_some()),
         vocab_size: sampling.vocab_size as u32,
-        mask: sampling.mask_token_id,
+        mask: sampling.mask_token_id.unwrap_or(cuda::NO_TOKEN),
         end_count: sampling.end_tokens.len() as u32,
         suppressed_count: sampling.suppressed.len() as u32,
         ends: list(sampling.end_tokens),

@@ -52,7 +52,8 @@ fn plain<'a>() -> SamplingParams<'a> {
         pass: 0,
         guidance: None,
         vocab_size: VOCAB_SIZE - 100,
-        mask_token_id: 17,
+        mask_token_id: Some(17),
+        scaling: None,
         end_tokens: &[],
         suppressed: &[],
         ranking: RankingScore::Confidence,
@@ -65,6 +66,7 @@ fn group<'a>(rows: &'a [LmHeadRow], choice: &SamplingParams<'a>) -> LmHeadGroup<
         rows,
         sampling: choice.clone(),
         distributions: None,
+        soft: None,
     }
 }
 
@@ -168,7 +170,7 @@ fn what_may_not_be_chosen_is_not() {
             lm_head: world.lm_head.clone(),
         };
         let masked = SamplingParams {
-            mask_token_id: favourite,
+            mask_token_id: Some(favourite),
             ..plain()
         };
         assert_ne!(single.reduce(&row, &masked)[0].token, favourite);

@@ -53,27 +53,44 @@ impl ExpertShape {
                 ..weight(&gate, &table[..1], layer, TensorPart::RouterBias)
             });
         }
-        let shared = (self.shared_intermediate_size > 0).then(|| {
+        if self.shared_intermediate_size > 0 {
             let name = format!("{prefix}.shared_experts");
             let group = WeightGroup::SharedExpert(layer);
-            (name, self.shared_intermediate_size, group)
-        });
-        let routed = (0..self.count).map(|expert| {
-            let name = format!("{prefix}.experts.{expert}");
-            let group = WeightGroup::Expert(layer, expert);
-            (name, self.intermediate_size, group)
-        });
-        for (name, inner, group) in shared.into_iter().chain(routed) {
-            let parts = [
-                ("gate_proj", [inner, width], TensorPart::Gate),
-                ("up_proj", [inner, width], TensorPart::Up),
-                ("down_proj", [width, inner], TensorPart::Down),
-            ];
-            specs.extend(parts.map(|(part_name, shape, part)| TensorSpec {
-                group,
-                ..weight(&format!("{name}.{part_name}"), &shape, layer, part)
-            }));
+            let sizes = [self.shared_intermediate_size, width];
+            specs.extend(expert_tensors(&name, group, layer, sizes));
         }
+        specs.extend(self.routed(&format!("{prefix}.experts"), layer, width));
         specs
     }
+
+    /// The tensors of a layer's experts, by what their names begin with.
+    pub(super) fn routed(
+        &self,
+        prefix: &str,
+        layer: usize,
+        width: usize,
+    ) -> impl Iterator<Item = TensorSpec> {
+        let sizes = [self.intermediate_size, width];
+        (0..self.count).flat_map(move |expert| {
+            let group = WeightGroup::Expert(layer, expert);
+            expert_tensors(&format!("{prefix}.{expert}"), group, layer, sizes)
+        })
+    }
+}
+
+fn expert_tensors(
+    name: &str,
+    group: WeightGroup,
+    layer: usize,
+    [inner, width]: [usize; 2],
+) -> [TensorSpec; 3] {
+    let parts = [
+        ("gate_proj", [inner, width], TensorPart::Gate),
+        ("up_proj", [inner, width], TensorPart::Up),
+        ("down_proj", [width, inner], TensorPart::Down),
+    ];
+    parts.map(|(part_name, shape, part)| TensorSpec {
+        group,
+        ..weight(&format!("{name}.{part_name}"), &shape, layer, part)
+    })
 }

@@ -18,6 +18,7 @@ impl DevicePair<'_> {
                 heads,
                 kv_heads,
                 head_dim,
+                is_scaled: true,
             };
             let keys = |start, len| KeySegment { start, len };
             let ranges = vec![
@@ -57,6 +58,7 @@ impl DevicePair<'_> {
             heads: 4,
             kv_heads: 2,
             head_dim: 64,
+            is_scaled: true,
         };
         // Positions before this pass, and in it.
         let lengths = [(0, 33), (70, 1), (5, 0), (20, 2), (9, 140)];
@@ -141,6 +143,7 @@ impl DevicePair<'_> {
                 heads,
                 kv_heads: heads,
                 head_dim,
+                is_scaled: true,
             };
             let width = heads * head_dim;
             self.poison()?;
@@ -212,6 +215,7 @@ impl DevicePair<'_> {
             heads: 4,
             kv_heads: 2,
             head_dim: 64,
+            is_scaled: true,
         };
         const PLACES: usize = 200;
         let places = [3..90, 110..111, 140..199];

@@ -74,6 +74,7 @@ impl DevicePair<'_> {
                 heads,
                 kv_heads,
                 head_dim,
+                is_scaled: true,
             };
             let windows = [0..70, 70..71, 71..200].map(|rows| BackwardRange {
                 queries: rows.clone(),

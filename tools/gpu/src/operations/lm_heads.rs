@@ -129,11 +129,12 @@ impl DevicePair<'_> {
             guidance: kind.guidance,
             // Below the rows of the matrix, as padded vocabularies are: the rows beyond it must never be chosen.
             vocab_size: head.rows - 500,
-            mask_token_id: targets[4],
+            mask_token_id: Some(targets[4]),
             end_tokens: &targets[6..8],
             suppressed: if kind.suppresses { &targets[1..3] } else { &[] },
             ranking: RankingScore::Confidence,
             top: false,
+            scaling: None,
         });
         let choices: Vec<SamplingParams<'_>> = choices.collect();
         let mut results = Vec::new();
@@ -148,6 +149,7 @@ impl DevicePair<'_> {
                 rows,
                 sampling: choice.clone(),
                 distributions: None,
+                soft: None,
             });
             let mut reduction = ops.start_lm_head(groups.collect(), half)?;
             for (from, to) in [(0, half), (half, head.rows)] {
@@ -162,7 +164,7 @@ impl DevicePair<'_> {
             let pairs = results[0][index].iter().zip(&results[1][index]);
             for ((row, &target), (expected, found)) in rows.iter().zip(*targets).zip(pairs) {
                 // Rows whose best token must not be chosen have no clear second.
-                let is_clear = target != choice.mask_token_id
+                let is_clear = Some(target) != choice.mask_token_id
                     && (row.may_end || !choice.end_tokens.contains(&target))
                     && !choice.suppressed.contains(&target)
                     && (target as usize) < choice.vocab_size;

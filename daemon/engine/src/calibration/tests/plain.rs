@@ -92,7 +92,7 @@ impl PlainModel {
         for (x, position) in x.iter().zip(positions) {
             let token = pass.tokens[*position];
             let kind = match self.mask {
-                Some(mask) if mask.token_id == token => PositionKind::Masked,
+                Some(mask) if mask.token_id == Some(token) => PositionKind::Masked,
                 _ => PositionKind::Clean,
             };
             let sums = self.sums.entry((input, kind)).or_default();

@@ -33,7 +33,7 @@ impl Scripted {
             vocabulary: Arc::new(Vocabulary {
                 size: 100,
                 mask: Some(MaskToken {
-                    token_id: MASK,
+                    token_id: Some(MASK),
                     shifted: false,
                     blocks: None,
                     reserved: None,

@@ -20,7 +20,7 @@ fn vocabulary() -> Arc<Vocabulary> {
     Arc::new(Vocabulary {
         size: 100,
         mask: Some(MaskToken {
-            token_id: MASK,
+            token_id: Some(MASK),
             shifted: false,
             blocks: Some(blocks),
             reserved: None,

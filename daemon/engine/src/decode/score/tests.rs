@@ -44,7 +44,7 @@ fn run(answer: &[u32], draws: usize) -> (ScoreResult, Vec<usize>) {
         vocabulary: Arc::new(Vocabulary {
             size: 50,
             mask: Some(MaskToken {
-                token_id: 49,
+                token_id: Some(49),
                 shifted: false,
                 blocks: None,
                 reserved: None,

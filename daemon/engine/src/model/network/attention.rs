@@ -21,7 +21,7 @@ impl Network {
         weights: &Residency,
         layer: usize,
         mut hidden: Activation,
-        (rows, seen): (&BatchRows, &mut BatchKeys<'_>),
+        (rows, seen): (&BatchRows<'_>, &mut BatchKeys<'_>),
         observer: Observer<'_, '_>,
     ) -> Result<Activation, EngineError> {
         let is_last = layer + 1 == self.config.shape.layers;
@@ -30,7 +30,8 @@ impl Network {
         let all = 0..hidden.len();
         let mut x = ops.rms_norm(&hidden, all, &norm, self.config.epsilon)?;
         observe(observer, ops, MatrixInput::Attention(layer), &x)?;
-        let kv_heads = self.config.shape.kv_heads;
+        let shape = self.attention_shape(layer);
+        let kv_heads = shape.kv_heads;
         // KV caches have one layout in all plans and layers, so that they outlive a switch between plans whose layers
         // have different heads.
         let spread = |x: Activation| match group.kept_kv_heads() {
@@ -41,11 +42,24 @@ impl Network {
         const KEY: [TensorPart; 2] = [TensorPart::Key, TensorPart::KeyBias];
         const VALUE: [TensorPart; 2] = [TensorPart::Value, TensorPart::ValueBias];
         let mut query_positions = &rows.positions;
-        let [q, k, v] = match is_last {
-            false => self.projections(ops, &group, &x, [QUERY, KEY, VALUE])?,
-            true => {
+        let has_values = self.config.shape.has_values(layer);
+        let [q, k, v] = match (is_last, has_values) {
+            (false, true) => self.projections(ops, &group, &x, [QUERY, KEY, VALUE])?,
+            (false, false) => {
+                let [q, k] = self.projections(ops, &group, &x, [QUERY, KEY])?;
+                let v = ops.copy(&k)?;
+                [q, k, v]
+            }
+            (true, _) => {
                 // Keys and values are needed of all rows.
-                let [k, v] = self.projections(ops, &group, &x, [KEY, VALUE])?;
+                let [k, v] = match has_values {
+                    true => self.projections(ops, &group, &x, [KEY, VALUE])?,
+                    false => {
+                        let [k] = self.projections(ops, &group, &x, [KEY])?;
+                        let v = ops.copy(&k)?;
+                        [k, v]
+                    }
+                };
                 x = ops.take_rows(&x, &rows.wanted)?;
                 // The residual shrinks as well: nothing behind this layer reads the other rows.
                 hidden = ops.take_rows(&hidden, &rows.wanted)?;
@@ -66,7 +80,10 @@ impl Network {
                 ops.rms_norm_heads(x, &group.weight(norm), self.config.epsilon)?;
             }
         }
-        match (&self.rope, &self.query_rope) {
+        if self.gemma().is_some() {
+            ops.unit_norm_heads(&mut v, shape.head_dim, self.config.epsilon);
+        }
+        match self.ropes(layer) {
             (Some(of_keys), Some(of_queries)) => {
                 ops.rope([(&mut q, query_positions)], of_queries)?;
                 ops.rope([(&mut k, &rows.positions)], of_keys)?;
@@ -78,13 +95,15 @@ impl Network {
             }
             (None, _) => {}
         }
-        let shape = self.attention_shape();
+        let is_of_caches = seen.is_of_caches;
+        let (kind, layer_of_kind) = self.kind(layer);
+        let seen = seen.of_kind(kind);
         // Before attention: queries read the cache even for keys of this pass, so that no result depends on how a
         // prompt was cut. Where the latest positions are kept in more bits, queries read the pass's rows, rounded as
         // the cache has them.
         for CachedRows { cache, runs, .. } in &mut seen.caches {
             for PassRun { rows, start } in runs {
-                ops.put_kv(cache, layer, [&k, &v], rows.clone(), *start)?;
+                ops.put_kv(cache, layer_of_kind, [&k, &v], rows.clone(), *start)?;
                 if cache.shape().keeps_recent {
                     for x in [&mut k, &mut v] {
                         ops.round_recent(&cache.shape(), x, rows.clone());
@@ -93,7 +112,7 @@ impl Network {
             }
         }
         // If all queries read the cache, this pass's keys and values have been copied and are no longer needed.
-        let pass = match seen.is_of_caches {
+        let pass = match is_of_caches {
             true => {
                 drop((k, v));
                 None
@@ -104,13 +123,13 @@ impl Network {
         let keys = KeyRows {
             pass: pass.as_ref().map(|rows| rows.each_ref()),
             caches: &caches,
-            layer,
+            layer: layer_of_kind,
         };
         let attended = ops.attend(&q, &keys, shape, seen.tasks(is_last))?;
         if let Some([k, v]) = &pass {
             for CachedRows { cache, runs, .. } in &mut seen.caches {
                 for PassRun { rows, start } in runs {
-                    ops.put_recent(cache, layer, [k, v], rows.clone(), *start);
+                    ops.put_recent(cache, layer_of_kind, [k, v], rows.clone(), *start);
                 }
             }
         }
@@ -119,7 +138,8 @@ impl Network {
             // The last layer has queries of the wanted rows only, so the choice rests on those there.
             if let Some((places, count)) = kept.selects {
                 let queries = kept.queries(is_last);
-                ops.choose_salient(kept.cache, layer, &q, queries, shape, places, *count)?;
+                let cache = &mut *kept.cache;
+                ops.choose_salient(cache, layer_of_kind, &q, queries, shape, places, *count)?;
             }
         }
         // Given back before heads are gathered into rows of their own.
@@ -135,7 +155,16 @@ impl Network {
             &attended,
         )?;
         let output = group.weight(TensorPart::AttentionOutput);
-        ops.linear_add(&mut hidden, 0, &attended, &output)?;
+        match self.gemma() {
+            None => ops.linear_add(&mut hidden, 0, &attended, &output)?,
+            Some(_) => {
+                let out = ops.linear(&attended, &output)?;
+                drop(attended);
+                let norm = group.weight(TensorPart::AttentionPostNorm);
+                let out = ops.rms_norm(&out, 0..out.len(), &norm, self.config.epsilon)?;
+                ops.add(&mut hidden, &out);
+            }
+        }
         Ok(hidden)
     }
 

@@ -5,7 +5,7 @@
 //! Keys and values of the latents are computed in a sequence's first pass, and kept.
 
 use sluice_ops::{Activation, AttentionShape, KeyRows, Ops};
-use sluice_weights::{LatentShape, TensorPart, WeightGroup};
+use sluice_weights::{LatentShape, LayerHeads, TensorPart, WeightGroup};
 
 use super::{
     Network, acquire,
@@ -24,7 +24,7 @@ impl Network {
         weights: &Residency,
         layer: usize,
         hidden: &mut Activation,
-        (rows, latents): (&BatchRows, &mut LatentKeys<'_>),
+        (rows, latents): (&BatchRows<'_>, &mut LatentKeys<'_>),
         sizes: LatentShape,
     ) -> Result<(), EngineError> {
         let group = acquire(ops, weights, WeightGroup::CrossAttention(layer))?;
@@ -51,7 +51,12 @@ impl Network {
             caches: &caches,
             layer,
         };
-        let attended = ops.attend(&q, &keys, self.attention_shape(), latents.tasks(is_last))?;
+        let attended = ops.attend(
+            &q,
+            &keys,
+            self.attention_shape(layer),
+            latents.tasks(is_last),
+        )?;
         drop(q);
         let output = group.weight(TensorPart::CrossOutput);
         Ok(ops.linear_add(hidden, 0, &attended, &output)?)
@@ -84,12 +89,15 @@ impl Network {
         Ok(())
     }
 
-    /// How rows of queries, keys and values are made up of heads.
-    pub(super) fn attention_shape(&self) -> AttentionShape {
+    /// How a layer's rows of queries, keys and values are made up of heads.
+    pub(super) fn attention_shape(&self, layer: usize) -> AttentionShape {
+        let LayerHeads { kv_heads, head_dim } = self.config.shape.heads(layer);
         AttentionShape {
             heads: self.config.shape.attention_heads,
-            kv_heads: self.config.shape.kv_heads,
-            head_dim: self.config.shape.head_dim,
+            kv_heads,
+            head_dim,
+            // The norms of its heads are all that Gemma has.
+            is_scaled: self.gemma().is_none(),
         }
     }
 }

@@ -277,7 +277,8 @@ impl LatentPass<'_> {
             caches: &[],
             layer: 0,
         };
-        let shape = self.network.attention_shape();
+        // All of its layers have the same heads.
+        let shape = self.network.attention_shape(0);
         let attended = self.ops.attend(&q, &keys, shape, tasks)?;
         let output = group.weight(output);
         Ok(self.ops.linear_add(hidden, 0, &attended, &output)?)
@@ -371,7 +372,7 @@ impl LatentPass<'_> {
         let [q, k, v] = self.cross_projections(&group, inputs, layer)?;
         let d_out = ops.linear_transposed(d_hidden, &weight(TensorPart::CrossOutput))?;
         let ranges = &self.rows.latents_back;
-        let shape = self.network.attention_shape();
+        let shape = self.network.attention_shape(layer);
         let back = ops.attend_backward([&q, &k, &v], &d_out, shape, ranges);
         let [mut d_q, mut d_k, d_v] = back?;
         drop((q, k, v, d_out));
@@ -398,7 +399,7 @@ impl LatentPass<'_> {
         let [q, k, v] = self.own_projections(&group, inputs)?;
         let d_out = ops.linear_transposed(d_hidden, &weight(TensorPart::AttentionOutput))?;
         let ranges = &self.rows.own_back;
-        let shape = self.network.attention_shape();
+        let shape = self.network.attention_shape(layer);
         let back = ops.attend_backward([&q, &k, &v], &d_out, shape, ranges);
         let [mut d_q, mut d_k, d_v] = back?;
         drop((q, k, v, d_out));

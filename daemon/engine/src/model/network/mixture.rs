@@ -49,6 +49,19 @@ impl Network {
             let all = Routing::all(hidden.len());
             self.add_experts(ops, hidden, &x, &all, &[(0..hidden.len(), shared)])?;
         }
+        self.add_routed(ops, weights, layer, hidden, &x, &routing)
+    }
+
+    /// Adds to `out` what the experts of a layer make of the rows that the router gives each.
+    pub(super) fn add_routed(
+        &self,
+        ops: &Ops,
+        weights: &Residency,
+        layer: usize,
+        out: &mut Activation,
+        x: &Activation,
+        routing: &Routing,
+    ) -> Result<(), EngineError> {
         let touched = (0..routing.experts()).filter(|&expert| !routing.places(expert).is_empty());
         weights.want_experts(layer, touched.clone());
         // In their order, which a row's sum follows, and as many together as are there: what is missing is read meanwhile.
@@ -59,13 +72,13 @@ impl Network {
                 Some(guard) => guard,
                 None => {
                     // Before waiting, also because these may hold all slots.
-                    self.add_experts(ops, hidden, &x, &routing, &std::mem::take(&mut ready))?;
+                    self.add_experts(ops, out, x, routing, &std::mem::take(&mut ready))?;
                     acquire(ops, weights, group)?
                 }
             };
             ready.push((routing.places(expert), guard));
         }
-        self.add_experts(ops, hidden, &x, &routing, &ready)
+        self.add_experts(ops, out, x, routing, &ready)
     }
 
     /// Adds what experts make of their rows, which lie behind one another: as many at a time as go through an MLP together.
@@ -95,7 +108,7 @@ impl Network {
             let gathered = ops.take_rows(x, &rows)?;
             let [mut gate, up] = ops.grouped_linear_each(&gathered, &gate_up, &offsets)?;
             drop(gathered);
-            ops.silu_mul(&mut gate, &up)?;
+            self.activate(ops, &mut gate, &up)?;
             drop(up);
             let out = ops.grouped_linear(&gate, &down, &offsets)?;
             ops.add_routed(hidden, &out, routing, piece);

@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use sluice_ops::{
-    AttentionKeys, AttentionRange, AttentionTasks, Indices, KeySegment, KvCache, Ops, PassRun,
-    PassStates, RecurrentState,
+    AttentionKeys, AttentionRange, AttentionTasks, Indices, KeySegment, KvCache, Ops, OpsError,
+    PassRun, PassStates, RecurrentState, SoftEmbeddings,
 };
 
 use crate::error::EngineError;
@@ -53,6 +53,20 @@ pub enum VisibleKeys<'a> {
         /// For each row the last position that it sees.
         last_seen: &'a [usize],
     },
+    /// Text of a model that denoises canvases behind it: these rows follow those that the caches hold, and each sees itself
+    /// and those before it, in layers with a window the last of them.
+    Text {
+        /// The sequence's caches, in the order of [`KvCacheShape::each`](sluice_ops::KvCacheShape::each).
+        caches: &'a mut [KvCache],
+    },
+    /// A canvas behind such text: all rows see each other and the text, in layers with a window the last of it. They don't
+    /// count as held.
+    Canvas {
+        /// The sequence's caches.
+        caches: &'a mut [KvCache],
+        /// For each row what the pass before has predicted at its place, as one token; `None` in a canvas's first pass.
+        soft: Option<&'a SoftEmbeddings>,
+    },
     /// Autoregressive within a window, with cross-attention to latents.
     Latent {
         /// The sequence's cache, with a window.
@@ -72,8 +86,12 @@ pub enum VisibleKeys<'a> {
 }
 
 /// Rows that go through the layers together.
-pub(super) struct BatchRows {
+pub(super) struct BatchRows<'a> {
     pub(super) tokens: Vec<u32>,
+    /// The rows of canvases behind text, each with what the pass before has predicted.
+    pub(super) canvases: Vec<(Range<usize>, Option<&'a SoftEmbeddings>)>,
+    /// For all rows, and for those that are read, whether they are text before canvases.
+    are_text: [Vec<bool>; 2],
     /// The position of each row in its own sequence.
     pub(super) positions: Indices,
     /// Rows that are read, and below their positions.
@@ -81,10 +99,17 @@ pub(super) struct BatchRows {
     pub(super) wanted_positions: Indices,
 }
 
+impl BatchRows<'_> {
+    /// Of all rows or, in the last layer, of the wanted ones, whether they are text before canvases.
+    pub(super) fn are_text(&self, is_last: bool) -> &[bool] {
+        &self.are_text[usize::from(is_last)]
+    }
+}
+
 /// What the rows' queries attend to.
 pub(super) struct BatchKeys<'a> {
-    /// Caches to which rows are written.
-    pub(super) caches: Vec<CachedRows<'a>>,
+    /// By kind of attention: of all layers, or of those with a window and then of those that see all.
+    kinds: Vec<KindKeys<'a>>,
     /// Whether all sequences are autoregressive and their caches have all rows of the pass, so that queries read caches
     /// only.
     pub(super) is_of_caches: bool,
@@ -92,6 +117,12 @@ pub(super) struct BatchKeys<'a> {
     pub(super) latents: LatentKeys<'a>,
     /// The states of sequences without attention.
     pub(super) states: PassStates<'a>,
+}
+
+/// What the rows' queries attend to in layers of one kind.
+pub(super) struct KindKeys<'a> {
+    /// Caches to which rows are written.
+    pub(super) caches: Vec<CachedRows<'a>>,
     all: AttentionTasks,
     wanted: AttentionTasks,
 }
@@ -130,7 +161,14 @@ impl CachedRows<'_> {
     }
 }
 
-impl BatchKeys<'_> {
+impl<'a> BatchKeys<'a> {
+    /// What they attend to in layers of a kind.
+    pub(super) fn of_kind(&mut self, kind: usize) -> &mut KindKeys<'a> {
+        &mut self.kinds[kind]
+    }
+}
+
+impl KindKeys<'_> {
     /// The tasks of all rows or, in the last layer, of the wanted ones.
     pub(super) fn tasks(&self, is_last: bool) -> &AttentionTasks {
         match is_last {
@@ -145,11 +183,12 @@ pub(super) fn batched<'a>(
     sequences: &'a mut [Sequence<'_>],
     block_length: Option<usize>,
     ops: &Ops,
-) -> Result<(BatchRows, BatchKeys<'a>), EngineError> {
+) -> Result<(BatchRows<'a>, BatchKeys<'a>), EngineError> {
     let (mut tokens, mut positions) = (Vec::new(), Vec::new());
     let (mut wanted, mut wanted_positions) = (Vec::new(), Vec::new());
-    let mut ranges = Ranges::default();
-    let mut caches = Vec::new();
+    // By kind of attention.
+    let (mut ranges, mut caches) = (vec![Ranges::default()], vec![Vec::new()]);
+    let (mut canvases, mut are_text) = (Vec::new(), [Vec::new(), Vec::new()]);
     let mut is_of_caches = true;
     let mut states = PassStates::default();
     let mut latent_sequences = Vec::new();
@@ -164,14 +203,17 @@ pub(super) fn batched<'a>(
         wanted_positions.extend(sequence.wanted.iter().map(|&row| sequence.positions[row]));
         let rows = start..tokens.len();
         let wanted_rows = wanted_start..wanted.len();
-        let cache = caches.len();
+        let is_text = matches!(sequence.sees, VisibleKeys::Text { .. });
+        are_text[0].resize(rows.end, is_text);
+        are_text[1].resize(wanted_rows.end, is_text);
+        let cache = caches[0].len();
         match &mut sequence.sees {
             VisibleKeys::Each { checks } => {
                 is_of_caches = false;
                 let each = CanvasRows::new(start, sequence.positions, *checks, block_length);
                 let all: Vec<_> = (0..rows.len()).collect();
-                ranges.all.extend(each.ranges(rows, &all));
-                (ranges.wanted).extend(each.ranges(wanted_rows, sequence.wanted));
+                ranges[0].all.extend(each.ranges(rows, &all));
+                (ranges[0].wanted).extend(each.ranges(wanted_rows, sequence.wanted));
             }
             VisibleKeys::Cached {
                 cache: kept,
@@ -192,7 +234,7 @@ pub(super) fn batched<'a>(
                 let runs: Vec<_> = runs.collect();
                 let own = runs.clone();
                 assert_eq!(from, rows.end, "each row has a place");
-                caches.push(CachedRows {
+                caches[0].push(CachedRows {
                     cache: kept,
                     runs,
                     selects: *selects,
@@ -203,7 +245,7 @@ pub(super) fn batched<'a>(
                     segments: seen.to_vec(),
                     own: own.clone(),
                 };
-                ranges.add(&[rows, wanted_rows], [keys(), keys()]);
+                ranges[0].add(&[rows, wanted_rows], [keys(), keys()]);
             }
             VisibleKeys::State { state, fork } => {
                 let fork = fork.as_mut().map(|(count, fork)| (*count, &mut **fork));
@@ -214,7 +256,28 @@ pub(super) fn batched<'a>(
                 let last_seen: Vec<_> = (kept.len()..kept.len() + rows.len()).collect();
                 let queries = [rows, wanted_rows];
                 let seen = (&last_seen[..], sequence.wanted);
-                caches.push(causal(kept, cache, queries, seen, &mut ranges));
+                caches[0].push(causal(kept, cache, queries, seen, &mut ranges[0]));
+            }
+            VisibleKeys::Text { caches: kept } => {
+                is_of_caches = false;
+                resize_kinds(kept.len(), &mut ranges, &mut caches);
+                for (kind, kept) in kept.iter_mut().enumerate() {
+                    let last_seen: Vec<_> = (kept.len()..kept.len() + rows.len()).collect();
+                    let queries = [rows.clone(), wanted_rows.clone()];
+                    let seen = (&last_seen[..], sequence.wanted);
+                    let cache = caches[kind].len();
+                    caches[kind].push(causal(kept, cache, queries, seen, &mut ranges[kind]));
+                }
+            }
+            VisibleKeys::Canvas { caches: kept, soft } => {
+                is_of_caches = false;
+                canvases.push((rows.clone(), *soft));
+                resize_kinds(kept.len(), &mut ranges, &mut caches);
+                for (kind, kept) in kept.iter_mut().enumerate() {
+                    let queries = [rows.clone(), wanted_rows.clone()];
+                    let cache = caches[kind].len();
+                    caches[kind].push(canvas(kept, cache, queries, &mut ranges[kind]));
+                }
             }
             VisibleKeys::Blocks {
                 cache: kept,
@@ -224,7 +287,7 @@ pub(super) fn batched<'a>(
                 is_of_caches = false;
                 let queries = [rows, wanted_rows];
                 let seen = (*last_seen, sequence.wanted);
-                caches.push(causal(kept, cache, queries, seen, &mut ranges));
+                caches[0].push(causal(kept, cache, queries, seen, &mut ranges[0]));
             }
             VisibleKeys::Latent {
                 cache: kept,
@@ -244,18 +307,28 @@ pub(super) fn batched<'a>(
                 latent_sequences.push((&mut **latents, *z));
                 let last_seen: Vec<_> = (kept.len()..kept.len() + queries[0].len()).collect();
                 let seen = (&last_seen[..], sequence.wanted);
-                caches.push(causal(kept, cache, queries, seen, &mut ranges));
+                caches[0].push(causal(kept, cache, queries, seen, &mut ranges[0]));
             }
         }
     }
     let rows = BatchRows {
         tokens,
+        canvases,
+        are_text,
         positions: ops.indices(positions)?,
         wanted: ops.indices(wanted)?,
         wanted_positions: ops.indices(wanted_positions)?,
     };
+    let kinds = ranges.into_iter().zip(caches).map(|(ranges, caches)| {
+        Ok(KindKeys {
+            caches,
+            all: ops.attention_tasks(ranges.all)?,
+            wanted: ops.attention_tasks(ranges.wanted)?,
+        })
+    });
+    let kinds = kinds.collect::<Result<_, OpsError>>()?;
     let seen = BatchKeys {
-        caches,
+        kinds,
         is_of_caches,
         latents: LatentKeys {
             sequences: latent_sequences,
@@ -263,8 +336,6 @@ pub(super) fn batched<'a>(
             wanted: ops.attention_tasks(latent_ranges.wanted)?,
         },
         states,
-        all: ops.attention_tasks(ranges.all)?,
-        wanted: ops.attention_tasks(ranges.wanted)?,
     };
     Ok((rows, seen))
 }
@@ -313,6 +384,53 @@ fn causal<'a>(
     CachedRows {
         cache: kept,
         runs: vec![own],
+        selects: None,
+        queries,
+    }
+}
+
+/// Makes room for as many kinds of attention as a sequence has caches.
+fn resize_kinds(count: usize, ranges: &mut Vec<Ranges>, caches: &mut Vec<Vec<CachedRows<'_>>>) {
+    ranges.resize_with(count, Ranges::default);
+    caches.resize_with(count, Vec::new);
+}
+
+/// Rows of a canvas behind the text that a cache, the pass's `cache`-th, holds.
+fn canvas<'a>(
+    kept: &'a mut KvCache,
+    cache: usize,
+    queries: [Range<usize>; 2],
+    ranges: &mut Ranges,
+) -> CachedRows<'a> {
+    let text = kept.len();
+    // As if the canvas were one position.
+    let window = kept.shape().window.map_or(text, |window| window - 1);
+    let seen = kept.runs(text.saturating_sub(window)..text + queries[0].len());
+    let segments: Vec<_> = (seen.into_iter().filter(|run| !run.is_empty()))
+        .map(|run| KeySegment {
+            start: run.start,
+            len: run.len(),
+        })
+        .collect();
+    let mut from = queries[0].start;
+    let written = kept.runs(text..text + queries[0].len());
+    let own: Vec<_> = (written.into_iter().filter(|run| !run.is_empty()))
+        .map(|run| {
+            let rows = from..from + run.len();
+            from = rows.end;
+            let start = run.start;
+            PassRun { rows, start }
+        })
+        .collect();
+    let keys = || AttentionKeys::Cached {
+        cache,
+        segments: segments.clone(),
+        own: own.clone(),
+    };
+    ranges.add(&queries, [keys(), keys()]);
+    CachedRows {
+        cache: kept,
+        runs: own,
         selects: None,
         queries,
     }
@@ -393,5 +511,47 @@ impl<'a> CanvasRows<'a> {
             });
         }
         ranges
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sluice_formats::Format;
+    use sluice_ops::{KvCacheShape, device::Device, ledger::Ledger};
+
+    use super::*;
+
+    /// Positions take turns in a cache with a window, so that a canvas and what it sees may lie in two parts.
+    #[test]
+    fn a_canvas_goes_around_the_end_of_a_cache_with_a_window() {
+        let ops = Ops::new(Device::cpu(1).unwrap(), Ledger::default()).unwrap();
+        let shape = KvCacheShape {
+            layers: 1,
+            kv_heads: 1,
+            head_dim: 2,
+            format: Format::F32,
+            keeps_recent: false,
+            window: Some(12),
+        };
+        let mut cache = ops.kv_cache(shape, 1000).unwrap();
+        assert_eq!(cache.capacity(), 523);
+        cache.advance(515);
+        let mut ranges = Ranges::default();
+        let rows = canvas(&mut cache, 0, [4..20, 0..2], &mut ranges);
+        let run = |rows: Range<usize>, start| PassRun { rows, start };
+        let own = vec![run(4..12, 515), run(12..20, 0)];
+        assert_eq!(rows.runs, own);
+        // The last eleven positions of the text, and sixteen of the canvas.
+        let segment = |start, len| KeySegment { start, len };
+        let keys = AttentionKeys::Cached {
+            cache: 0,
+            segments: vec![segment(504, 19), segment(0, 8)],
+            own,
+        };
+        assert_eq!(ranges.all[0].keys, keys);
+        assert_eq!(
+            (ranges.all[0].queries.clone(), &ranges.wanted[0].keys),
+            (4..20, &keys)
+        );
     }
 }

@@ -8,7 +8,8 @@ use super::super::{
 };
 use crate::{
     decode::{
-        DiffusionRequest, RequestMemory, Vocabulary, diffusion::Diffusion, draft::DraftedText,
+        DiffusionRequest, RenoisedText, RequestMemory, Vocabulary, diffusion::Diffusion,
+        draft::DraftedText,
     },
     model::network::LatentText,
     request::Generate,
@@ -47,13 +48,16 @@ impl RunningWork {
     }
 }
 
-/// A request that fills masks, or drafts.
+/// A request that fills masks, drafts or denoises.
 pub(super) fn diffusion_request(
     request: &Generate,
     vocabulary: Arc<Vocabulary>,
 ) -> Box<dyn DiffusionRequest> {
     if let Some(drafted) = DraftedText::new(request, &vocabulary) {
         return Box::new(drafted);
+    }
+    if let Some(renoised) = RenoisedText::new(request, &vocabulary) {
+        return Box::new(renoised);
     }
     let made = Diffusion::new(request.clone(), vocabulary);
     #[cfg(test)]

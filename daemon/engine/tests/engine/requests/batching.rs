@@ -63,7 +63,7 @@ fn by_every_policy(world: &World) -> Vec<Generate> {
     let text = world.model.tokenizer.as_ref().unwrap();
     let prompt = text.encode_chat(&[("user", "Tell me a story.")]).unwrap();
     // Those that only other kinds of models are trained for are refused.
-    const OF_OTHERS: [&str; 3] = ["edit", "autoregressive", "verify"];
+    const OF_OTHERS: [&str; 4] = ["edit", "autoregressive", "verify", "renoise"];
     let policies = POLICIES
         .iter()
         .filter(|policy| !OF_OTHERS.contains(&policy.name));

@@ -2,6 +2,7 @@
 
 mod batching;
 mod blocks;
+mod canvases;
 mod decoding;
 mod grammars;
 mod phases;

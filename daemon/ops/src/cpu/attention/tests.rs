@@ -104,6 +104,7 @@ fn a_query_has_the_same_bits_alone_and_beside_others() {
                 heads,
                 kv_heads: 1,
                 head_dim: dim,
+                is_scaled: true,
             };
             let cache = KvCacheShape {
                 layers: 1,
@@ -144,6 +145,7 @@ fn a_query_with_a_window_has_the_same_bits_alone_and_beside_others() {
                 heads,
                 kv_heads: 1,
                 head_dim: 64,
+                is_scaled: true,
             };
             let cache = KvCacheShape {
                 layers: 1,
