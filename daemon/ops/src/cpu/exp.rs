@@ -298,6 +298,20 @@ mod tests {
     }
 
     #[test]
+    fn gelu_and_bounds_are_as_their_definitions() {
+        let values: Vec<f32> = (-500..500).map(|x| x as f32 / 50.0).collect();
+        let (mut gates, mut bounded) = (values.clone(), values.clone());
+        gelu_multiply(Instructions::best(), &mut gates, &vec![3.0; values.len()]);
+        cap(Instructions::best(), &mut bounded, 4.0, 2.0);
+        for ((x, gelu), bounded) in values.iter().zip(&gates).zip(&bounded) {
+            let x = f64::from(*x);
+            let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
+            assert!((f64::from(*gelu) - 1.5 * x * (1.0 + u.tanh())).abs() < 1e-5);
+            assert!((f64::from(*bounded) - 8.0 * (x / 4.0).tanh()).abs() < 1e-5);
+        }
+    }
+
+    #[test]
     fn far_below_is_nothing_and_nan_stays() {
         let mut values = [-1e30, f32::NEG_INFINITY, 3.0];
         assert_eq!(exp_sum(Instructions::best(), &mut values, 3.0), 1.0);

@@ -352,3 +352,52 @@ fn pieces_of_a_part_are_whole_chunks_of_compressed_rows() {
     // Parts smaller than a chunk are taken whole.
     assert_eq!(whole_columns(256, 100), 100);
 }
+
+/// Logits that are bounded and divided, and the mean of the head's rows by the probabilities that they come to.
+#[test]
+fn soft_embeddings_are_means_by_probabilities() {
+    const ROWS: usize = 20;
+    let world = world(2 * ROWS);
+    let scaling = LogitScaling {
+        soft_cap: Some(5.0),
+        temperature: 0.5,
+    };
+    let told = SamplingParams {
+        ranking: RankingScore::Entropy,
+        scaling: Some(scaling),
+        mask_token_id: None,
+        vocab_size: VOCAB_SIZE,
+        ..plain()
+    };
+    let ops = &world.ops;
+    let mut soft = ops.soft_embeddings(ROWS, HIDDEN_SIZE).unwrap();
+    // Behind a group that is told nothing.
+    let groups = vec![
+        group(&world.rows[..ROWS], &plain()),
+        LmHeadGroup {
+            soft: Some(&mut soft),
+            ..group(&world.rows[ROWS..], &told)
+        },
+    ];
+    let found = world.reduce_groups(groups, &world.x).unwrap();
+    assert_eq!(found[0], world.reduce(&world.rows[..ROWS], &plain()));
+    let soft = ops.read(&ops.embed_soft(&soft, 2.0).unwrap()).unwrap();
+    for (index, candidate) in found[1].iter().enumerate() {
+        let cap = |logit: f64| (logit / 5.0).tanh() * 5.0 / 0.5;
+        let logits: Vec<f64> = world.logits(ROWS + index).into_iter().map(cap).collect();
+        let log_sum = log_sum(&logits);
+        let shares: Vec<f64> = logits.iter().map(|logit| (logit - log_sum).exp()).collect();
+        let entropy: f64 = (shares.iter().zip(&logits))
+            .map(|(share, logit)| share * (log_sum - logit))
+            .sum();
+        assert!((candidate.rank + entropy).abs() < 1e-4);
+        for channel in 0..HIDDEN_SIZE {
+            let rows = world.lm_head.chunks_exact(HIDDEN_SIZE);
+            let mean: f64 = (rows.zip(&shares))
+                .map(|(row, share)| f64::from(row[channel]) * share)
+                .sum();
+            let found = f64::from(soft[index * HIDDEN_SIZE + channel]);
+            assert!((found - 2.0 * mean).abs() < 1e-4, "{found} for {mean}");
+        }
+    }
+}
