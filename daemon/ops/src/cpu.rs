@@ -167,10 +167,10 @@ impl CpuBackend {
     }
 
     /// Each head of the rows divided by its root mean square.
-    pub(super) fn unit_norm_heads(&self, x: &mut Activation, head_dim: usize, epsilon: f32) {
+    pub(super) fn bare_norm_heads(&self, x: &mut Activation, head_dim: usize, epsilon: f32) {
         let instructions = self.instructions();
         self.each_row(x, |_, row| {
-            rows::unit_norm_heads(instructions, row, head_dim, epsilon);
+            rows::bare_norm_heads(instructions, row, head_dim, epsilon);
         });
     }
 

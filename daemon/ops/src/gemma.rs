@@ -56,11 +56,11 @@ impl Ops {
     ///
     /// # Panics
     /// When a row is no whole number of heads.
-    pub fn unit_norm_heads(&self, x: &mut Activation, head_dim: usize, epsilon: f32) {
+    pub fn bare_norm_heads(&self, x: &mut Activation, head_dim: usize, epsilon: f32) {
         assert!(x.width().is_multiple_of(head_dim));
         let _timed = self.timed(Phase::Other);
         match &self.backend {
-            Backend::Cpu(cpu) => cpu.unit_norm_heads(x, head_dim, epsilon),
+            Backend::Cpu(cpu) => cpu.bare_norm_heads(x, head_dim, epsilon),
             Backend::Gpu(_) => unreachable!("{REFUSED}"),
             Backend::DryRun => {}
         }

@@ -3,6 +3,7 @@
 mod bad_checkpoints;
 mod bad_requests;
 mod calibration;
+mod canvases;
 mod causal;
 mod check;
 mod clients;

@@ -21,7 +21,7 @@ fn rms_norm_heads_body(row: &mut [f32], scale: &[f32], epsilon: f32) {
 }
 
 #[inline(always)]
-fn unit_norm_heads_body(row: &mut [f32], head_dim: usize, epsilon: f32) {
+fn bare_norm_heads_body(row: &mut [f32], head_dim: usize, epsilon: f32) {
     for head in row.chunks_exact_mut(head_dim) {
         let inverse = inverse_rms(head, epsilon);
         head.iter_mut().for_each(|value| *value *= inverse);
@@ -117,7 +117,7 @@ with_vectors! {
 
 with_vectors! {
     /// Each head of the row divided by its root mean square.
-    unit_norm_heads, unit_norm_heads_body, (row: &mut [f32], head_dim: usize, epsilon: f32)
+    bare_norm_heads, bare_norm_heads_body, (row: &mut [f32], head_dim: usize, epsilon: f32)
 }
 
 with_vectors! {

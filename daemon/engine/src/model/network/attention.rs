@@ -81,7 +81,7 @@ impl Network {
             }
         }
         if self.gemma().is_some() {
-            ops.unit_norm_heads(&mut v, shape.head_dim, self.config.epsilon);
+            ops.bare_norm_heads(&mut v, shape.head_dim, self.config.epsilon);
         }
         match self.ropes(layer) {
             (Some(of_keys), Some(of_queries)) => {

@@ -79,7 +79,7 @@ impl Network {
                     ops.linear_add(&mut canvas, start, &gate, &group.weight(TensorPart::Down))?;
                 }
             }
-            ops.unit_norm_heads(&mut canvas, width, epsilon);
+            ops.bare_norm_heads(&mut canvas, width, epsilon);
             ops.set_rows(hidden, rows.start, &canvas)?;
         }
         Ok(())
