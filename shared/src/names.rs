@@ -84,6 +84,11 @@ pub const SHORT_NAMES: &[PublishedModel] = &[
         "nvidia/Nemotron-Labs-Diffusion-8B",
         Some("nvidia-nemotron-open-model-license"),
     ),
+    row(
+        "diffusion-gemma-26b-a4b",
+        "google/diffusiongemma-26B-A4B-it",
+        APACHE,
+    ),
     row("rnd1-base", "radicalnumerics/RND1-Base-0910", APACHE),
     row(
         "smollm2",

@@ -35,6 +35,8 @@ pub enum Feature {
     NextTokenChoice,
     /// Likelihood estimates.
     Score,
+    /// How far a level's answers are from the checkpoint's own.
+    Fidelity,
     /// Inference of latents before writing.
     Think,
     /// States that are kept in files and go on.
@@ -77,7 +79,7 @@ pub struct Features {
 
 impl Feature {
     /// Every feature, those of requests first.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::Policies,
         Self::Pins,
         Self::ReplaceTokens,
@@ -89,6 +91,7 @@ impl Feature {
         Self::Lookahead,
         Self::NextTokenChoice,
         Self::Score,
+        Self::Fidelity,
         Self::Think,
         Self::States,
         Self::Calibrate,
@@ -113,6 +116,7 @@ impl Feature {
             Self::Lookahead => "suffix window, canvas growth, speculation",
             Self::NextTokenChoice => "top-k, top-p, stop, logprobs, grammars",
             Self::Score => "score",
+            Self::Fidelity => "fidelity",
             Self::Think => "think",
             Self::States => "save-state, state",
             Self::Calibrate => "calibrate",
@@ -131,7 +135,7 @@ impl Features {
         Self {
             joint: match config.shape.naming {
                 TensorNaming::Llada2 => Some("has queries, keys and values in one matrix"),
-                TensorNaming::DiffusionGemma => Some("has all experts of a layer in one tensor"),
+                TensorNaming::Gemma => Some("has all experts of a layer in one tensor"),
                 _ => None,
             },
             ..Self::of_loaded(config.mask, config.shape.layer_kind)
@@ -161,10 +165,7 @@ impl Features {
             Because, OnlyAutoregressive, OnlyLatent, OnlyMaskedDiffusion, OnlyRecurrent,
         };
         let is_latent = matches!(self.layer_kind, LayerKind::LatentThought(_));
-        let is_mixture = matches!(
-            self.layer_kind,
-            LayerKind::Mixture(_) | LayerKind::Gemma(_)
-        );
+        let is_mixture = matches!(self.layer_kind, LayerKind::Mixture(_) | LayerKind::Gemma(_));
         let renoises = self.mask.is_some_and(|mask| mask.token_id.is_none());
         let has_states = matches!(self.layer_kind, LayerKind::Rwkv7(_));
         let blocks = self.mask.and_then(|mask| mask.blocks);
@@ -173,6 +174,10 @@ impl Features {
         match (feature, self.mask) {
             (Feature::NextTokenChoice, mask) => refused(mask.is_some(), OnlyAutoregressive),
             (Feature::Score, None) => refused(!is_latent, OnlyMaskedDiffusion),
+            (Feature::Fidelity, _) => refused(
+                renoises,
+                Because("is measured on masks, which this model does not know"),
+            ),
             (Feature::Think, _) => refused(!is_latent, OnlyLatent),
             (Feature::States, _) => refused(!has_states, OnlyRecurrent),
             (Feature::Calibrate, _) if self.layer_kind != LayerKind::Attention => {
@@ -198,9 +203,7 @@ impl Features {
             (_, None) => Some(OnlyMaskedDiffusion),
             (Feature::Renoise, Some(_)) => refused(
                 !renoises,
-                Because(
-                    "denoises canvases of random tokens, for which this model is not trained",
-                ),
+                Because("denoises canvases of random tokens, for which this model is not trained"),
             ),
             (Feature::BlockCache, Some(_)) => refused(
                 blocks.is_none(),
@@ -209,8 +212,12 @@ impl Features {
             (Feature::PassCache, Some(_)) if blocks.is_some() => Some(Because(
                 "a block diffusion model keeps finished blocks, which changes no token; leave it out",
             )),
+            (Feature::Score, Some(_)) => refused(
+                blocks.is_some(),
+                Because("is a block diffusion model, for which no likelihood is estimated"),
+            ),
             (_, Some(_)) if renoises => Some(Because(
-                "fills masks, which this model does not know: it denoises whole canvases by policy renoise",
+                "takes policy renoise alone, which denoises whole canvases",
             )),
             (Feature::Policies | Feature::Pins | Feature::PassCache, Some(_)) => None,
             (Feature::ReplaceTokens, Some(_)) if blocks.is_none() || reads_causally => {
@@ -238,10 +245,6 @@ impl Features {
             (Feature::Lookahead, Some(_)) => refused(
                 blocks.is_some(),
                 Because("a block diffusion model sees nothing behind its open block"),
-            ),
-            (Feature::Score, Some(_)) => refused(
-                blocks.is_some(),
-                Because("is a block diffusion model, for which no likelihood is estimated"),
             ),
         }
     }

@@ -179,8 +179,8 @@ impl Generate {
     /// Refuses what the model cannot be asked for.
     fn check_features(&self, features: Features) -> Result<(), RequestError> {
         use Feature::{
-            BlockCache, Lookahead, NextToken, NextTokenChoice, PassCache, Pins, Policies,
-            Renoise, ReplaceTokens,
+            BlockCache, Lookahead, NextToken, NextTokenChoice, PassCache, Pins, Policies, Renoise,
+            ReplaceTokens,
         };
         let Sampling {
             top_k,
@@ -557,7 +557,9 @@ impl Score {
 
 impl MeasureFidelity {
     fn check(&self, model: &ModelInfo) -> Result<(), RequestError> {
-        check_masks(model, "fidelity")?;
+        if let Some(refusal) = model.features().refusal(Feature::Fidelity) {
+            return Err(RequestError::of_feature(refusal, "fidelity"));
+        }
         // An autoregressive model predicts nothing from a text of a single token.
         let least = if model.mask.is_some() { 1 } else { 2 };
         if self.samples.iter().all(|sample| sample.len() < least) {
@@ -578,7 +580,6 @@ impl MeasureFidelity {
 
 impl CollectInputs {
     fn check(&self, model: &ModelInfo) -> Result<(), RequestError> {
-        check_masks(model, "inputs")?;
         if self.passes.is_empty() || self.inputs.is_empty() {
             return Err(RequestError::Zero { what: "passes" });
         }
@@ -673,17 +674,6 @@ fn check_thinking(thinking: &Thinking, model: &ModelInfo) -> Result<(), RequestE
         return refused("thinking.thoughts", problem);
     }
     Ok(())
-}
-
-/// What is measured on masked text can't be with a model whose canvases hold random tokens.
-fn check_masks(model: &ModelInfo, what: &'static str) -> Result<(), RequestError> {
-    match model.mask {
-        Some(mask) if mask.token_id.is_none() => Err(RequestError::Sampling {
-            what,
-            problem: "is measured on masks, which this model does not know".to_owned(),
-        }),
-        _ => Ok(()),
-    }
 }
 
 fn check_lengths(prompt: &[u32], fill: usize, model: &ModelInfo) -> Result<(), RequestError> {

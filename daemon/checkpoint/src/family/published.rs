@@ -240,7 +240,6 @@ pub static PUBLISHED_SHAPES: [PublishedShape; 27] = [
     // Its own configuration can't be read here: the sizes are those of Gemma 4, and come to the published total.
     PublishedShape {
         name: "diffusion-gemma-26b-a4b",
-        repository: "google/diffusiongemma-26B-A4B-it",
         family: Family::DiffusionGemma,
         shape: Shape {
             naming: TensorNaming::Gemma,

@@ -140,6 +140,7 @@ impl RenoisedText {
             tokens: self.sequence.split_off(self.request.prompt.len()),
             finish_reason: self.finish.unwrap_or(FinishReason::Cancelled),
             passes: self.passes,
+            edits: 0,
             elapsed: self.started.elapsed(),
             peak_device_bytes: 0,
             is_lossless: self.is_lossless,

@@ -35,7 +35,7 @@ use tempfile::TempDir;
 use crate::checkpoints::fixture;
 
 /// The families that have a tiny model of their own. Mistral and Qwen2 are read as Llama is.
-const TINY: [(Family, &str); 14] = [
+const TINY: [(Family, &str); 15] = [
     (Family::Llada, "llada-tiny"),
     (Family::Llama, "llama-tiny"),
     (Family::Qwen3, "qwen3-tiny"),
@@ -48,6 +48,7 @@ const TINY: [(Family, &str); 14] = [
     (Family::Llada2, "llada2-tiny"),
     (Family::Rnd1, "rnd1-tiny"),
     (Family::Nemotron, "nemotron-ld-tiny"),
+    (Family::DiffusionGemma, "diffusion-gemma-tiny"),
     (Family::Rwkv7, "rwkv7-tiny"),
     (Family::LatentThought, "ltm-tiny"),
 ];
@@ -91,7 +92,14 @@ impl Tiny {
     fn request(&self) -> Generate {
         let blocks = self.model.info.mask.and_then(|mask| mask.blocks);
         let length = blocks.map_or(8, |blocks| blocks.length);
+        let renoises = self
+            .model
+            .info
+            .mask
+            .is_some_and(|mask| mask.token_id.is_none());
+        let policy = if renoises { "renoise" } else { "reference" };
         Generate {
+            policy: policy.parse().unwrap(),
             block_length: length,
             causal_attention_before: blocks.is_some_and(|blocks| blocks.causal_attention_before),
             decoding: Decoding {
@@ -109,7 +117,7 @@ impl Tiny {
     }
 
     fn samples(&self) -> Vec<Vec<u32>> {
-        let mask = self.model.info.mask.map(|mask| mask.token_id);
+        let mask = self.model.info.mask.and_then(|mask| mask.token_id);
         let sample = |first: u32| {
             let ids = (0..40).map(|at| (first * 31 + at * 7) % 200 + 3);
             ids.filter(|id| Some(*id) != mask).collect()
@@ -141,6 +149,8 @@ impl Tiny {
             Feature::ReplaceTokens => of_policy("edit"),
             Feature::VerifyTokens => of_policy("revoke"),
             Feature::NextToken => of_policy("autoregressive"),
+            Feature::Renoise => of_policy("renoise"),
+            Feature::Fidelity => return self.measure_fidelity(),
             Feature::PassCache => keeping(KvCacheMode::Prefix),
             Feature::BlockCache => keeping(KvCacheMode::Blocks),
             Feature::Score => return self.score(),
@@ -192,6 +202,15 @@ impl Tiny {
             seed: 1,
             check_greedy: false,
             think_steps: None,
+        }))
+    }
+
+    fn measure_fidelity(&self) -> Result<(), String> {
+        self.run(Work::MeasureFidelity(MeasureFidelity {
+            model: self.model.id,
+            level: None,
+            samples: self.samples()[..2].to_vec(),
+            seed: 1,
         }))
     }
 
@@ -354,15 +373,6 @@ fn tiny_models_answer_as_their_features_say() {
                 ));
             }
         }
-        // What all families can be asked for.
-        let samples = tiny.samples();
-        let fidelity = MeasureFidelity {
-            model: tiny.model.id,
-            level: None,
-            samples: samples[..2].to_vec(),
-            seed: 1,
-        };
-        tiny.run(Work::MeasureFidelity(fidelity)).unwrap();
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
 }

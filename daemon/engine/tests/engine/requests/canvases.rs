@@ -151,15 +151,15 @@ fn what_such_a_model_cannot_do_is_refused() {
     };
     assert_eq!(
         of(|request| request.policy = PolicyChoice::default()),
-        "diffusion.policy: policy 'reference' fills masks, which this model does not know; take 'renoise'"
+        "diffusion.policy: takes policy renoise alone, which denoises whole canvases"
     );
     assert_eq!(
         of(|request| request.canvas[3] = CanvasSlot::Pinned(9)),
-        "diffusion.pins: policy 'renoise' denoises whole canvases"
+        "diffusion.pins: takes policy renoise alone, which denoises whole canvases"
     );
     assert_eq!(
         of(|request| request.guidance = 1.0),
-        "diffusion.guidance: policy 'renoise' takes no guidance"
+        "diffusion.guidance: takes policy renoise alone, which denoises whole canvases"
     );
     assert_eq!(
         of(|request| request.temperature = 0.5),
