@@ -343,10 +343,10 @@ impl<'a> Tile<'a> {
         let groups = [low, high].map(|group| &group[stored(x.part.start)..stored(x.part.end)]);
         let mut out = self.out.part(&x.panels.rows(), column, weight.rows);
         out.adds |= x.part.start > 0;
-        // SAFETY: `Interleaved::of` made sure of the instructions; rows and columns are of this tile alone.
-        unsafe {
-            let x = (x.panels, x.words, x.part.len());
-            self.kernel.gemm_stored(tiles, x, groups, out);
+        for (first, count, x) in self.kernel.panels(x.panels, x.words, x.part.len()) {
+            let (lanes, out) = (self.kernel.row_lanes, out.at_row(first));
+            // SAFETY: `Interleaved::of` made sure of the instructions; rows and columns are of this tile alone.
+            unsafe { tiles[count - 1](x, lanes, groups, out) };
         }
         true
     }

@@ -20,7 +20,6 @@ use sluice_machine::Instructions;
 
 use self::pairs::PairKernel;
 pub(super) use self::row_panels::RowPanels;
-use super::interleaved::MultiplyTile;
 
 /// How much of the depth is multiplied at a time: a panel of 32 weight rows takes 32 KiB then, and stays in a core's
 /// nearest cache while rows of `x` go by. An output is the sum of those of such blocks, each of them summed one element
@@ -46,7 +45,7 @@ pub(super) struct Microkernel {
     /// Rows of `x` that a tile of the output has, at most.
     pub(super) rows: usize,
     /// Elements from one depth of a packed panel of rows to the next.
-    row_lanes: usize,
+    pub(super) row_lanes: usize,
     /// Weight rows in a panel: columns of a tile.
     pub(super) columns: usize,
     transpose: Transpose,
@@ -314,25 +313,9 @@ impl Microkernel {
         }
     }
 
-    /// The same by a panel's weights as they are stored, 16 rows beside each other at a time.
-    ///
-    /// # Safety
-    /// As [`Microkernel::gemm_panel`]; the CPU has the instructions of `tiles`.
-    pub(super) unsafe fn gemm_stored(
-        &self,
-        tiles: &[MultiplyTile],
-        (rows, packed, depth): (&RowPanels, &[f32], usize),
-        weights: [&[u8]; 2],
-        out: TileOutput,
-    ) {
-        for (first, count, x) in self.panels(rows, packed, depth) {
-            // SAFETY: as the caller says.
-            unsafe { tiles[count - 1](x, self.row_lanes, weights, out.at_row(first)) };
-        }
-    }
-
-    /// Of each panel of packed rows the first row, the number of rows, and its elements.
-    fn panels<'a>(
+    /// Of each panel of packed rows the first row, the number of rows, and its elements, [`Microkernel::row_lanes`] for each of
+    /// the depth.
+    pub(super) fn panels<'a>(
         &self,
         rows: &RowPanels,
         packed: &'a [f32],
