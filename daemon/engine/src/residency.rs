@@ -11,6 +11,7 @@ mod pace;
 mod reader;
 mod stats;
 mod stream;
+mod visits;
 
 use std::{
     collections::{HashMap, HashSet},
@@ -39,10 +40,11 @@ use self::{
     link::GpuLink,
     reader::LoadedGroup,
     stream::{StagedGroup, WeightStream},
+    visits::ExpertVisits,
 };
 pub use self::{
     reader::WeightReader,
-    stats::{ExpertStats, StreamStats},
+    stats::{ExpertStats, ExpertTouches, StreamStats},
 };
 use crate::error::EngineError;
 
@@ -55,6 +57,7 @@ pub struct Residency {
     stream: Option<WeightStream>,
     /// Where not all experts of a mixture are on the device.
     experts: Option<ExpertCache>,
+    visits: ExpertVisits,
     /// The link to a GPU, while no stream holds it.
     link: Option<GpuLink>,
     /// GPU memory into which weights are decompressed.
@@ -141,6 +144,7 @@ impl Residency {
             staging: plan.staging,
             stream: None,
             experts: None,
+            visits: ExpertVisits::default(),
             link: None,
             decompressed: None,
             reader: Some(reader),
@@ -184,6 +188,7 @@ impl Residency {
             staging: StagingBuffers::default(),
             stream: None,
             experts: None,
+            visits: ExpertVisits::default(),
             link: None,
             decompressed: None,
             reader: None,
@@ -275,9 +280,10 @@ impl Residency {
     }
 
     /// Says which experts of a layer a pass is about to acquire, in their order. What of them has to be read is read in that order.
-    pub(crate) fn want_experts(&self, layer: usize, experts: impl Iterator<Item = usize>) {
+    pub(crate) fn want_experts(&self, layer: usize, experts: impl Iterator<Item = usize> + Clone) {
+        let again = self.visits.visit(layer, experts.clone());
         if let Some(cache) = &self.experts {
-            cache.want(layer, experts);
+            cache.want(layer, experts, again);
         }
     }
 
@@ -298,7 +304,7 @@ impl Residency {
         Some(self.guard(held, bytes))
     }
 
-    /// What the last visit of each layer that has experts came to, where not all of them are on the device.
+    /// Where the experts were that the last visit of each layer touched, where not all of them are on the device.
     #[must_use]
     pub fn expert_visits(&self) -> Vec<(usize, ExpertStats)> {
         (self.experts.as_ref()).map_or_else(Vec::new, ExpertCache::last_visits)
@@ -383,12 +389,13 @@ impl Residency {
         self.weights_version
     }
 
-    /// Time and bytes of streaming since the last plan was put in force.
+    /// Time and bytes of streaming since the last plan was put in force, and what passes have touched of a mixture's experts.
     #[must_use]
     pub fn stream_stats(&self) -> StreamStats {
         let stream = self.stream.as_ref().map(WeightStream::stats);
         let mut stats = stream.unwrap_or_default();
         stats += (self.experts.as_ref()).map_or_else(StreamStats::default, ExpertCache::stats);
+        stats.touches = self.visits.touches();
         stats
     }
 

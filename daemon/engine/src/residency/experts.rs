@@ -209,21 +209,20 @@ impl ExpertCache {
             && pairs.all(|(own, asked)| own == asked || !asked.is_streamed())
     }
 
-    /// Says which experts of a layer a pass is about to use, in their order: what is missing is read in that order.
+    /// Says which experts of a layer a pass is about to use, in their order: what is missing is read in that order. So many of
+    /// them the layer's last visit touched, too.
     ///
     /// # Panics
     /// When the layer has no experts here.
-    pub(super) fn want(&self, layer: usize, experts: impl Iterator<Item = usize>) {
+    pub(super) fn want(&self, layer: usize, experts: impl Iterator<Item = usize>, again: usize) {
         let layer = self.layers[&layer];
         let mut guard = self.shared.monitor.state();
         let state = &mut *guard;
         let first = state.usage.first(layer);
         let places: Vec<usize> = experts.map(|expert| first + expert).collect();
-        let again = state.usage.visit(layer, &places);
+        state.usage.visit(layer, &places, again);
         let mut visit = ExpertStats {
-            visits: 1,
             touched: places.len() as u64,
-            touched_again: again as u64,
             ..ExpertStats::default()
         };
         for place in &places {
@@ -287,7 +286,7 @@ impl ExpertCache {
         })
     }
 
-    /// Time and bytes of reading so far, and what passes have touched.
+    /// Time and bytes of reading so far, and where the experts were that passes have touched.
     pub(super) fn stats(&self) -> StreamStats {
         self.shared.monitor.state().stats
     }

@@ -13,7 +13,9 @@ pub struct StreamStats {
     pub copied: Duration,
     /// Bytes of weight groups that are kept in pinned memory.
     pub pinned_bytes: u64,
-    /// What passes have touched of a mixture's experts, where not all of them are on the device.
+    /// What passes have touched of a mixture's experts, wherever these are.
+    pub touches: ExpertTouches,
+    /// What the expert cache had of these; nothing where all are on the device.
     pub experts: ExpertStats,
 }
 
@@ -25,6 +27,7 @@ impl StreamStats {
             bytes: self.bytes.saturating_sub(before.bytes),
             copied: self.copied.saturating_sub(before.copied),
             pinned_bytes: self.pinned_bytes,
+            touches: self.touches.since(&before.touches),
             experts: self.experts.since(&before.experts),
         }
     }
@@ -36,19 +39,46 @@ impl AddAssign for StreamStats {
         self.bytes += more.bytes;
         self.copied += more.copied;
         self.pinned_bytes += more.pinned_bytes;
+        self.touches += more.touches;
         self.experts += more.experts;
     }
 }
 
-/// What passes have touched of a mixture's experts, and where it was: sums over layers and passes.
+/// What passes have touched of a mixture's experts: sums over layers and passes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct ExpertStats {
+pub struct ExpertTouches {
     /// Layers that passes have gone through.
     pub visits: u64,
     /// Experts that a layer's rows went through.
     pub touched: u64,
     /// Of those, the ones that the pass before had touched, too.
     pub touched_again: u64,
+}
+
+impl ExpertTouches {
+    /// The difference to an earlier count.
+    fn since(&self, before: &Self) -> Self {
+        Self {
+            visits: self.visits.saturating_sub(before.visits),
+            touched: self.touched.saturating_sub(before.touched),
+            touched_again: self.touched_again.saturating_sub(before.touched_again),
+        }
+    }
+}
+
+impl AddAssign for ExpertTouches {
+    fn add_assign(&mut self, more: Self) {
+        self.visits += more.visits;
+        self.touched += more.touched;
+        self.touched_again += more.touched_again;
+    }
+}
+
+/// Where the experts that passes have touched were, where not all are on the device: sums over layers and passes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ExpertStats {
+    /// Experts that a layer's rows went through.
+    pub touched: u64,
     /// Of those, the ones that were in the cache from earlier passes.
     pub hits: u64,
     /// Those that had been read ahead when the router chose them.
@@ -64,9 +94,7 @@ impl ExpertStats {
     pub(crate) fn since(&self, before: &Self) -> Self {
         let less = |now: u64, before: u64| now.saturating_sub(before);
         Self {
-            visits: less(self.visits, before.visits),
             touched: less(self.touched, before.touched),
-            touched_again: less(self.touched_again, before.touched_again),
             hits: less(self.hits, before.hits),
             fetched_ahead: less(self.fetched_ahead, before.fetched_ahead),
             missed: less(self.missed, before.missed),
@@ -77,9 +105,7 @@ impl ExpertStats {
 
 impl AddAssign for ExpertStats {
     fn add_assign(&mut self, more: Self) {
-        self.visits += more.visits;
         self.touched += more.touched;
-        self.touched_again += more.touched_again;
         self.hits += more.hits;
         self.fetched_ahead += more.fetched_ahead;
         self.missed += more.missed;

@@ -22,7 +22,7 @@ use crate::{
     event::{PassCost, PassPhases, WeightsState},
     heartbeat::Activity,
     model::network::Interrupt,
-    residency::{ExpertStats, StreamStats},
+    residency::{ExpertTouches, StreamStats},
 };
 
 /// Least rows that go through an MLP together when memory is short.
@@ -338,12 +338,11 @@ impl<'a> PassRunner<'a> {
         if current.switch.is_some() || measured.passes < 2 || !is_usual || !self.learns {
             return;
         }
-        let ExpertStats {
+        let ExpertTouches {
             visits,
             touched,
             touched_again,
-            ..
-        } = stream.experts;
+        } = stream.touches;
         if let Some(experts) = shape.mixture()
             && visits > 0
         {

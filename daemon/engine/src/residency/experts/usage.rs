@@ -26,6 +26,8 @@ pub(super) struct ExpertUsage {
 struct LayerUsage {
     places: Range<usize>,
     visits: u64,
+    /// Experts that the last visit touched.
+    touched: usize,
     /// The share of a visit's experts that the next one touched, too: of some visits, the last one counting half.
     kept: f64,
 }
@@ -52,6 +54,7 @@ impl ExpertUsage {
             layers.push(LayerUsage {
                 places: start..start + count,
                 visits: 0,
+                touched: 0,
                 kept: 0.0,
             });
         }
@@ -68,22 +71,19 @@ impl ExpertUsage {
         self.layers[layer].places.start
     }
 
-    /// Takes in a visit of a layer that touches these experts; returns how many of them its last visit touched, too.
-    pub(super) fn visit(&mut self, layer: usize, touched: &[usize]) -> usize {
+    /// Takes in a visit of a layer that touches these experts, so many of which its last visit touched, too.
+    pub(super) fn visit(&mut self, layer: usize, touched: &[usize], again: usize) {
         self.at = layer;
         let usage = &mut self.layers[layer];
-        let before = usage.visits;
-        usage.visits += 1;
-        let was_touched = |place: &usize| before > 0 && self.last[*place] == before;
-        let again = touched.iter().filter(|place| was_touched(place)).count();
-        let of_before = usage.places.clone().filter(was_touched).count();
-        if of_before > 0 {
-            usage.kept = f64::midpoint(usage.kept, again as f64 / of_before as f64);
+        // Nothing is known of a visit before the cache was there.
+        if usage.touched > 0 {
+            usage.kept = f64::midpoint(usage.kept, again as f64 / usage.touched as f64);
         }
+        usage.touched = touched.len();
+        usage.visits += 1;
         for &place in touched {
             self.last[place] = usage.visits;
         }
-        again
     }
 
     pub(super) fn worthless(&self, place: usize) -> Worthless {
@@ -128,9 +128,9 @@ mod tests {
         let mut usage = ExpertUsage::new([4, 4, 4]);
         for layer in 0..3 {
             let first = usage.first(layer);
-            usage.visit(layer, &[first, first + 1]);
+            usage.visit(layer, &[first, first + 1], 0);
         }
-        usage.visit(0, &[0, 2]);
+        usage.visit(0, &[0, 2], 1);
         // Of the present layer 1 wasn't touched this time, 3 never; then its own, which come after a round, the last first.
         let mut left: Vec<usize> = (0..12).collect();
         let mut order = Vec::new();
@@ -144,20 +144,21 @@ mod tests {
     #[test]
     fn only_what_stays_alike_is_expected() {
         let mut usage = ExpertUsage::new([4, 4]);
-        let mut visit = |layer: usize, experts: [usize; 2]| {
+        let none = [0; 0];
+        let mut visit = |layer: usize, experts: [usize; 2], again: usize| {
             let first = usage.first(layer);
-            let again = usage.visit(layer, &experts.map(|expert| first + expert));
-            (again, usage.expected(1).collect::<Vec<_>>())
+            usage.visit(layer, &experts.map(|expert| first + expert), again);
+            usage.expected(1).collect::<Vec<_>>()
         };
-        assert_eq!(visit(0, [0, 1]), (0, vec![]));
-        assert_eq!(visit(1, [0, 1]), (0, vec![]));
+        assert_eq!(visit(0, [0, 1], 0), none);
+        assert_eq!(visit(1, [0, 1], 0), none);
         for _ in 0..2 {
-            visit(0, [0, 1]);
-            visit(1, [0, 1]);
+            visit(0, [0, 1], 2);
+            visit(1, [0, 1], 2);
         }
-        assert_eq!(visit(0, [0, 1]), (2, vec![4, 5]));
+        assert_eq!(visit(0, [0, 1], 2), [4, 5]);
         // The other layer's visits differ, so that it is not read ahead.
-        visit(1, [2, 3]);
-        assert_eq!(visit(0, [0, 1]), (2, vec![]));
+        visit(1, [2, 3], 0);
+        assert_eq!(visit(0, [0, 1], 2), none);
     }
 }
