@@ -47,7 +47,7 @@ use sluice_ops::{
     device::{self, Device, GpuUnavailable, OpenedDevice},
     ledger,
 };
-use sluice_plan::{Plan, SwitchEstimate, Workload};
+use sluice_plan::{LearnedExperts, Plan, SwitchEstimate, Workload};
 use sluice_shared::level::Level;
 
 pub(crate) use self::planner::{Planner, usual_workload};
@@ -391,6 +391,20 @@ impl Engine {
             shape,
             tensors,
         ))
+    }
+
+    /// What passes have told of the experts of models of the present one's shape; `None` where none have, or without a model.
+    #[must_use]
+    pub fn learned_experts(&self) -> Option<LearnedExperts> {
+        let planner = self.shared.state.planner()?;
+        let corrections = &self.shared.group.corrections;
+        corrections.learned_experts(&planner.config.shape)
+    }
+
+    /// Has plans of models of that shape begin with what passes told before this process; nothing of figures that none can have
+    /// told.
+    pub fn restore_experts(&self, learned: &LearnedExperts) {
+        self.shared.group.corrections.restore_experts(learned);
     }
 
     /// What plans of the present model are made by.

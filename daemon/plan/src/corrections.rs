@@ -7,10 +7,14 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use sluice_codec::container::Hash;
 use sluice_shared::level::Level;
 use sluice_weights::{ExpertShape, Shape};
 
-use super::{experts::ExpertProfile, pass_time::PassTime};
+use super::{
+    experts::{ExpertProfile, LearnedExperts},
+    pass_time::PassTime,
+};
 
 /// Upper bounds of the row buckets that share a correction; the sixth bucket has no bound. Rates are measured at the
 /// first three.
@@ -32,8 +36,8 @@ struct LearnedFactors {
     compute: VecDeque<(PassKey, Factor)>,
     /// The factor of reading streamed weights.
     reading: Factor,
-    /// What passes touch of the experts of models of these shapes; the oldest is dropped first.
-    experts: VecDeque<(Shape, ExpertProfile)>,
+    /// What passes touch of the experts of models, by the hash of their shape; the oldest is dropped first.
+    experts: VecDeque<(Hash, ExpertProfile)>,
 }
 
 /// How many times as long as predicted something takes: smoothed as a logarithm, so that twice and half are equally far
@@ -126,22 +130,34 @@ impl TimeCorrections {
         turnover: f64,
     ) {
         let mut known = self.lock();
-        let index = known.experts.iter().position(|(its, _)| its == shape);
-        let index = index.unwrap_or_else(|| {
-            if known.experts.len() >= KINDS_MAX {
-                known.experts.pop_front();
-            }
-            (known.experts).push_back((shape.clone(), ExpertProfile::PUBLISHED));
-            known.experts.len() - 1
-        });
-        known.experts[index].1.see(experts, rows, touched, turnover);
+        let profile = known.experts_mut(hash(shape));
+        profile.see(experts, rows, touched, turnover);
+    }
+
+    /// Takes over what passes have told to an earlier process; nothing of figures that none can have told.
+    pub fn restore_experts(&self, learned: &LearnedExperts) {
+        if let Some(profile) = learned.profile() {
+            *self.lock().experts_mut(learned.shape) = profile;
+        }
+    }
+
+    /// What passes have told of the experts of models of this shape, for a later process; `None` where none have.
+    #[must_use]
+    pub fn learned_experts(&self, shape: &Shape) -> Option<LearnedExperts> {
+        let profile = self.experts(shape);
+        (profile.is_measured).then(|| LearnedExperts {
+            shape: hash(shape),
+            spread: profile.spread,
+            turnover: profile.turnover,
+        })
     }
 
     /// What passes touch of the experts of a model of this shape: as passes have told, or as another model's did.
     #[must_use]
     pub fn experts(&self, shape: &Shape) -> ExpertProfile {
+        let shape = hash(shape);
         let known = self.lock();
-        let measured = known.experts.iter().find(|(its, _)| its == shape);
+        let measured = known.experts.iter().find(|(its, _)| *its == shape);
         measured.map_or(ExpertProfile::PUBLISHED, |(_, profile)| *profile)
     }
 
@@ -191,6 +207,25 @@ impl LearnedFactors {
         let logs: f64 = alike.map(|(_, factor)| factor.log).sum();
         (count > 0).then(|| (logs / count as f64).exp())
     }
+
+    /// What is known of the experts of models of this shape, to begin with what another model's passes have told.
+    fn experts_mut(&mut self, shape: Hash) -> &mut ExpertProfile {
+        let index = self.experts.iter().position(|(its, _)| *its == shape);
+        let index = index.unwrap_or_else(|| {
+            if self.experts.len() >= KINDS_MAX {
+                self.experts.pop_front();
+            }
+            (self.experts).push_back((shape, ExpertProfile::PUBLISHED));
+            self.experts.len() - 1
+        });
+        &mut self.experts[index].1
+    }
+}
+
+/// The same for the same sizes, also in later processes.
+fn hash(shape: &Shape) -> Hash {
+    // A version that knows of more sizes writes another text: then passes tell anew.
+    Hash::of(format!("{shape:?}").as_bytes())
 }
 
 impl TimeCorrections {
@@ -269,6 +304,33 @@ mod tests {
             ..kind(Level::Standard, 256)
         };
         assert_eq!(learned.correct(time(), there).correction, 1.0);
+    }
+
+    #[test]
+    fn what_passes_told_of_experts_is_restored_for_the_same_shape_alone() {
+        let shape = |name| PublishedShape::find(name).unwrap().shape();
+        let (own, other) = (shape("llada2-mini"), shape("qwen3-30b-a3b"));
+        let experts = *own.experts(own.layers - 1).unwrap();
+        let before = TimeCorrections::default();
+        assert_eq!(before.learned_experts(own), None);
+        before.see_experts(own, &experts, 32, 40.0, 0.25);
+        let learned = before.learned_experts(own).unwrap();
+
+        let after = TimeCorrections::default();
+        for broken in [f64::NAN, f64::INFINITY, -0.1, 1.1] {
+            let (spread, turnover) = (broken, broken);
+            after.restore_experts(&LearnedExperts { spread, ..learned });
+            after.restore_experts(&LearnedExperts {
+                turnover,
+                ..learned
+            });
+        }
+        assert_eq!(after.experts(own), ExpertProfile::PUBLISHED);
+        after.restore_experts(&learned);
+        assert_eq!(after.experts(own), before.experts(own));
+        assert!(after.experts(own).is_measured);
+        assert_eq!(after.experts(other), ExpertProfile::PUBLISHED);
+        assert_eq!(after.learned_experts(own), Some(learned));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! How many of a mixture's experts a pass touches, and how many of these are not in a cache of so many slots.
 
+use sluice_codec::container::Hash;
 use sluice_weights::ExpertShape;
 
 /// What passes over one model touch of its experts.
@@ -63,6 +64,29 @@ impl ExpertProfile {
         // What the cache holds beyond a pass's experts was touched by others before, and may be touched again.
         let beyond = ((slots - touched) / (most - touched).max(1.0)).clamp(0.0, 1.0);
         (touched - slots).max(0.0).max(new * (1.0 - beyond))
+    }
+}
+
+/// What passes have told of the experts of models of one shape, as it outlives the process.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LearnedExperts {
+    /// The hash of the models' shape.
+    pub shape: Hash,
+    /// [`ExpertProfile::spread`].
+    pub spread: f64,
+    /// [`ExpertProfile::turnover`].
+    pub turnover: f64,
+}
+
+impl LearnedExperts {
+    /// The profile; `None` where passes cannot have told such figures.
+    pub(super) fn profile(&self) -> Option<ExpertProfile> {
+        let are_shares = [self.spread, self.turnover].map(|figure| (0.0..=1.0).contains(&figure));
+        (are_shares == [true; 2]).then_some(ExpertProfile {
+            spread: self.spread,
+            turnover: self.turnover,
+            is_measured: true,
+        })
     }
 }
 

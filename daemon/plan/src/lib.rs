@@ -29,7 +29,7 @@ use sluice_weights::{
 pub use self::{
     corrections::TimeCorrections,
     decompressed::MLP_ROWS,
-    experts::{ExpertFigures, ExpertProfile, PlannedExperts},
+    experts::{ExpertFigures, ExpertProfile, LearnedExperts, PlannedExperts},
     kv_cache::{compute_format, resolve_canvas_kv_cache_format, resolve_kv_cache_format},
     pass_time::PassTime,
     switch_estimate::{ConversionSource, SwitchEstimate, estimate_switch},

@@ -2,6 +2,7 @@
 
 mod beats;
 mod changes;
+mod experts;
 pub(super) mod panics;
 mod prior;
 mod several;
