@@ -55,6 +55,7 @@ pub mod services;
 pub mod telemetry;
 
 mod gpu_fit;
+mod learned_experts;
 pub mod lifecycle;
 mod renewal;
 pub mod watchdog;

@@ -30,7 +30,7 @@ use crate::{
     config::{self, Config, Device, SettingSource},
     credential_file::CredentialError,
     examine::Examiner,
-    gpu_fit, idle,
+    gpu_fit, idle, learned_experts,
     library::Library,
     limits::DESCRIPTORS,
     listen::{self, ListenError, Listening},
@@ -210,6 +210,7 @@ async fn serve(
         engine = Engine::start(options(DeviceChoice::Cpu))?.without_gpu(reason);
     }
     let engine = Arc::new(engine);
+    learned_experts::restore(&engine, library.state());
     tell_device(&engine);
     make_kernel_folder(config, &engine);
     let socket = listening.path.clone();
@@ -237,6 +238,7 @@ async fn serve(
     let server = tokio::spawn(services::serve(daemon.clone(), listeners, http_port));
     tokio::spawn(tell_systemd(daemon.clone()));
     tokio::spawn(renewal::watch(daemon.clone()));
+    tokio::spawn(learned_experts::watch(daemon.clone()));
     tokio::spawn(watchdog::watch(daemon.clone(), StallLimits::default()));
     if let Some(after) = config.idle_unload.value.after() {
         tokio::spawn(idle::watch(daemon.clone(), after));
@@ -559,6 +561,7 @@ async fn close(daemon: &Daemon, mut server: JoinHandle<Result<(), tonic::transpo
     if timeout(CANCEL_GRACE, idle).await.is_err() {
         tracing::warn!("a job or a download does not end; leaving it");
     }
+    learned_experts::save(daemon);
     daemon.closing.cancel();
     match timeout(STREAM_GRACE, &mut server).await {
         Ok(Ok(Ok(()))) => {}

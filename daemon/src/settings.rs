@@ -13,7 +13,7 @@ use sluice_engine::{Budget, PlanOptions};
 use sluice_proto::v1;
 use sluice_shared::level::{AdvisedLimits, Level};
 
-pub(crate) use self::remembered::{forget, remember};
+pub(crate) use self::remembered::{forget, remember, remember_experts, saved_experts};
 pub use self::sampler::{SampledModel, Sampler};
 use crate::{
     config::{self, ModelTable, ModelTables, ModelsFile},

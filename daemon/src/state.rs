@@ -1,9 +1,10 @@
-//! What outlives the daemon: one file beside the models with the default model, level and budget by model, the paths that models
-//! were loaded by, and the operations that began or ended last.
+//! What outlives the daemon: one file beside the models with the default model, level and budget by model, what passes have told of
+//! its experts, the paths that models were loaded by, and the operations that began or ended last.
 //!
 //! The state is changed in memory, and one thread writes it, so that changes that come while the disk is busy are written as one,
 //! and neither the engine's thread nor those that answer calls wait for a disk. Whoever acknowledges a change waits for its write.
 
+mod experts;
 mod file;
 
 use std::{
@@ -17,6 +18,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use sluice_proto::v1;
 
+pub use self::experts::SavedExperts;
 use self::file::StateFile;
 
 /// Models whose settings are kept; of more, the one that nobody has changed for longest is forgotten.
@@ -34,7 +36,7 @@ const RUNNING_MAX: usize = 64;
 pub struct State {
     /// The model that is loaded at every start, by name or path.
     pub default_model: Option<String>,
-    /// What was asked for of each model. The one changed last comes last.
+    /// What was asked for of each model, or learned. The one changed last comes last.
     pub models: VecDeque<SavedModel>,
     /// Models that were loaded by their path, in the order of their first use.
     pub paths: Vec<String>,
@@ -44,7 +46,7 @@ pub struct State {
     pub operations: VecDeque<v1::Operation>,
 }
 
-/// What was asked for of a model. Words that are not known here are a later version's, and count as unset.
+/// What was asked for of a model, or learned. Words that are not known here are a later version's, and count as unset.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct SavedModel {
     /// Where it lies, or the name of the one inside the program.
@@ -55,22 +57,29 @@ pub struct SavedModel {
     /// The budget as people write it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget: Option<String>,
+    /// What passes have told of its experts.
+    #[serde(
+        default,
+        deserialize_with = "SavedExperts::read",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub experts: Option<SavedExperts>,
 }
 
 impl State {
-    /// What was asked for of a model.
+    /// What was asked for of a model, or learned.
     #[must_use]
     pub fn model(&self, model: &str) -> Option<&SavedModel> {
         self.models.iter().find(|saved| saved.model == model)
     }
 
-    /// Takes out what was asked for of a model.
+    /// Takes out what was asked for of a model, or learned.
     pub fn take_model(&mut self, model: &str) -> Option<SavedModel> {
         let place = self.models.iter().position(|saved| saved.model == model)?;
         self.models.remove(place)
     }
 
-    /// Sets what was asked for of a model, as the last change.
+    /// Sets what was asked for of a model, or learned, as the last change.
     pub fn put_model(&mut self, saved: SavedModel) {
         self.take_model(&saved.model);
         while self.models.len() >= MODELS_MAX {

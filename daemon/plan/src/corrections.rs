@@ -37,7 +37,7 @@ struct LearnedFactors {
     /// The factor of reading streamed weights.
     reading: Factor,
     /// What passes touch of the experts of models, by the hash of their shape; the oldest is dropped first.
-    experts: VecDeque<(Hash, ExpertProfile)>,
+    experts: VecDeque<(u64, ExpertProfile)>,
 }
 
 /// How many times as long as predicted something takes: smoothed as a logarithm, so that twice and half are equally far
@@ -209,7 +209,7 @@ impl LearnedFactors {
     }
 
     /// What is known of the experts of models of this shape, to begin with what another model's passes have told.
-    fn experts_mut(&mut self, shape: Hash) -> &mut ExpertProfile {
+    fn experts_mut(&mut self, shape: u64) -> &mut ExpertProfile {
         let index = self.experts.iter().position(|(its, _)| *its == shape);
         let index = index.unwrap_or_else(|| {
             if self.experts.len() >= KINDS_MAX {
@@ -223,9 +223,9 @@ impl LearnedFactors {
 }
 
 /// The same for the same sizes, also in later processes.
-fn hash(shape: &Shape) -> Hash {
+fn hash(shape: &Shape) -> u64 {
     // A version that knows of more sizes writes another text: then passes tell anew.
-    Hash::of(format!("{shape:?}").as_bytes())
+    Hash::of(format!("{shape:?}").as_bytes()).0
 }
 
 impl TimeCorrections {

@@ -1,6 +1,5 @@
 //! How many of a mixture's experts a pass touches, and how many of these are not in a cache of so many slots.
 
-use sluice_codec::container::Hash;
 use sluice_weights::ExpertShape;
 
 /// What passes over one model touch of its experts.
@@ -70,8 +69,8 @@ impl ExpertProfile {
 /// What passes have told of the experts of models of one shape, as it outlives the process.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LearnedExperts {
-    /// The hash of the models' shape.
-    pub shape: Hash,
+    /// A hash of the models' shape.
+    pub shape: u64,
     /// [`ExpertProfile::spread`].
     pub spread: f64,
     /// [`ExpertProfile::turnover`].

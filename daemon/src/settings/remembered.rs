@@ -1,10 +1,11 @@
-//! Levels and budgets that were asked for while the daemon ran, by model, so that a model comes back as it was left.
+//! Levels and budgets that were asked for while the daemon ran, by model, so that a model comes back as it was left; and what passes
+//! told of its experts.
 
 use sluice_shared::options::PlanOptions;
 
 use crate::{
     model_name::ModelName,
-    state::{SavedModel, State},
+    state::{SavedExperts, SavedModel, State},
 };
 
 /// What was asked for of a model.
@@ -30,12 +31,31 @@ pub(crate) fn remember(state: &mut State, model: &ModelName, change: &PlanOption
         model: key(model),
         level: (change.level.map(|level| level.name().to_owned())).or(before.level),
         budget: (change.budget.map(|budget| budget.to_string())).or(before.budget),
+        experts: before.experts,
     });
 }
 
-/// Forgets all of it.
+/// Forgets all that was asked for.
 pub(crate) fn forget(state: &mut State, model: &ModelName) {
-    state.take_model(&key(model));
+    let before = state.take_model(&key(model));
+    if let Some(experts) = before.and_then(|before| before.experts) {
+        remember_experts(state, model, experts);
+    }
+}
+
+/// What passes have told of a model's experts.
+pub(crate) fn saved_experts(state: &State, model: &ModelName) -> Option<SavedExperts> {
+    state.model(&key(model))?.experts
+}
+
+/// Sets what passes have told of a model's experts.
+pub(crate) fn remember_experts(state: &mut State, model: &ModelName, experts: SavedExperts) {
+    let before = state.take_model(&key(model)).unwrap_or_default();
+    state.put_model(SavedModel {
+        model: key(model),
+        experts: Some(experts),
+        ..before
+    });
 }
 
 /// Keyed by path, since another model may get the same name.

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use clap::Parser;
+use sluice_plan::LearnedExperts;
 use sluice_shared::level::Level;
 use tempfile::TempDir;
 
@@ -196,12 +197,31 @@ fn what_was_asked_for_outlives_the_daemon_by_model() {
 }
 
 #[test]
+fn what_is_asked_for_and_what_passes_told_do_not_displace_each_other() {
+    let mut state = State::default();
+    let told = LearnedExperts {
+        shape: 7,
+        spread: 0.5,
+        turnover: 0.25,
+    };
+    remember(&mut state, &model(), &level(Level::Off));
+    remember_experts(&mut state, &model(), told.into());
+    assert_eq!(remembered::of(&state, &model()).level, Some(Level::Off));
+    remember(&mut state, &model(), &level(Level::Moderate));
+    forget(&mut state, &model());
+    assert_eq!(remembered::of(&state, &model()).level, None);
+    assert_eq!(saved_experts(&state, &model()), Some(told.into()));
+    assert_eq!(saved_experts(&state, &ModelName::embedded()), None);
+}
+
+#[test]
 fn words_of_a_later_version_count_as_unset() {
     let mut state = State::default();
     state.put_model(SavedModel {
         model: "/m/some.gguf".to_owned(),
         level: Some("sublime".to_owned()),
         budget: Some("1GiB".to_owned()),
+        ..SavedModel::default()
     });
     let asked = remembered::of(&state, &model());
     assert_eq!(asked.level, None);

@@ -83,7 +83,7 @@ fn what_is_saved_is_there_for_the_next_daemon() {
         state.put_model(SavedModel {
             model: "/m".to_owned(),
             level: Some("moderate".to_owned()),
-            budget: None,
+            ..SavedModel::default()
         });
         state.put_path("/m");
         state.put_operation(ended(7));

@@ -5,7 +5,7 @@ use std::fs;
 use sluice_proto::v1::{self, model_ref::By};
 use tempfile::TempDir;
 
-use crate::support::{Daemon, command, until, within};
+use crate::support::{Daemon, checkpoints, command, generate, tokens, until, within};
 
 /// A daemon with the embedded model in a folder that may have seen others.
 async fn start(folder: TempDir, arguments: &[&str]) -> Daemon {
@@ -108,6 +108,33 @@ async fn a_level_outlives_the_daemon_and_gives_way_to_file_and_flag() {
     fs::remove_file(config.join("models.toml")).unwrap();
     let daemon = restart(daemon, &[]).await;
     assert_eq!(told(&daemon, "level").await, pair("standard", "built-in"));
+}
+
+#[tokio::test]
+async fn what_passes_told_of_experts_outlives_the_daemon() {
+    let experts = async |daemon: &Daemon, model: By| {
+        let request = v1::PlanRequest {
+            model: model.into(),
+            ..Default::default()
+        };
+        let planned = daemon.optimizer().await.plan(request).await;
+        planned.unwrap().into_inner().plan.unwrap().experts.unwrap()
+    };
+    let model = checkpoints::fixture("llada-moe-tiny");
+    let model = model.to_str().unwrap();
+    let path = || By::Path(model.to_owned());
+    let daemon = start(TempDir::new().unwrap(), &["--model", model]).await;
+    assert!(!experts(&daemon, path()).await.is_measured);
+    let request = tokens(&[1, 2, 3], 24);
+    generate(&daemon, request).await.unwrap();
+    assert!(experts(&daemon, path()).await.is_measured);
+    written(&daemon, Some("turnover")).await;
+
+    // The next one loads another model.
+    let daemon = restart(daemon, &[]).await;
+    assert!(experts(&daemon, path()).await.is_measured);
+    let other = By::Shape("llada2-mini".to_owned());
+    assert!(!experts(&daemon, other).await.is_measured);
 }
 
 async fn restore(daemon: &Daemon, target: v1::RestoreTarget) {
