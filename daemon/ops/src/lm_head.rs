@@ -226,10 +226,14 @@ impl Ops {
         }
         let rows = groups.iter().map(|group| group.rows.len()).sum();
         let inputs = groups.iter().map(LmHeadGroup::inputs).sum::<usize>();
+        // Soft embeddings are summed piece by piece, so that pieces must not depend on what other rows there are.
+        let is_soft = groups.iter().any(|group| group.soft.is_some());
         // Monotonic in the rows: a pass of fewer rows must not take more memory than the dry run's.
-        let count = PIECE_LOGITS
-            .max(PIECE_COLUMNS_MIN * inputs)
-            .min(part_rows * inputs);
+        let count = match is_soft {
+            true => PIECE_COLUMNS_MIN * inputs,
+            false => PIECE_LOGITS.max(PIECE_COLUMNS_MIN * inputs),
+        }
+        .min(part_rows * inputs);
         // There may be no rows: then nothing can be divided by them.
         let columns = whole_columns(count.checked_div(inputs).unwrap_or(part_rows), part_rows);
         let (device, ledger) = (&self.device, &self.ledger);
