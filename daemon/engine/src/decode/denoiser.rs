@@ -197,6 +197,12 @@ impl Denoiser<'_> {
         requests: &mut [PassRequest<'_>],
         cancel: &AtomicBool,
     ) -> Result<Vec<Vec<Candidate>>, Interrupt> {
+        let held = |requests: &[PassRequest<'_>]| -> Vec<usize> {
+            let memories = requests.iter().filter_map(|asked| asked.memory.as_deref());
+            let caches = memories.flat_map(|memory| &memory.kv_caches);
+            caches.map(KvCache::len).collect()
+        };
+        let before = held(requests);
         // Separate, so that what the caches keep is settled on every way out of the pass, errors included.
         let candidates = self.try_candidates(requests, cancel);
         // A pass that failed is run again, with what it was told.
@@ -210,11 +216,15 @@ impl Denoiser<'_> {
             .iter_mut()
             .filter_map(|asked| asked.memory.as_mut());
         // Only now are keys dropped: a pass that failed is run again, and must see all of them.
-        for cache in memories.flat_map(|memory| &mut memory.kv_caches) {
+        let caches = memories.flat_map(|memory| &mut memory.kv_caches);
+        for (cache, before) in caches.zip(before) {
             match &candidates {
                 Ok(_) => self.ops.keep_salient(cache)?,
-                // The pass is run again and sums attention from the start.
-                Err(_) => cache.forget_salience(),
+                Err(_) => {
+                    // The pass is run again: it sums attention from the start, and adds what memory ran short behind.
+                    cache.forget_salience();
+                    cache.take_back(cache.len() - before);
+                }
             }
         }
         candidates

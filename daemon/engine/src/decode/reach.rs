@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 
-use sluice_ops::KeySegment;
+use sluice_ops::{KeySegment, WINDOW_PASS_ROWS};
 use sluice_plan::MLP_ROWS;
 use sluice_shared::{
     decoding::{CanvasGrowth, Decoding, KvCacheReuse},
@@ -356,7 +356,7 @@ pub fn most_rows(request: &Generate) -> usize {
         let stored = (MLP_ROWS / block).max(1) * block;
         return match request.policy.name() == RENOISE {
             // Text and canvases have passes of their own.
-            true => stored.max(block).min(end),
+            true => MLP_ROWS.min(WINDOW_PASS_ROWS).max(block).min(end),
             false => (stored + block).min(end),
         };
     }
