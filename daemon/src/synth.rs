@@ -247,7 +247,7 @@ impl CustomShape {
 /// The flag that sets a key of `config.json`.
 fn flag_of(key: &'static str) -> &'static str {
     match key {
-        "n_layers" | "num_hidden_layers" => "--layers",
+        "n_layers" | "num_hidden_layers" | "layer_types" => "--layers",
         "d_model" => "--hidden-size",
         "n_heads" => "--attention-heads",
         "n_kv_heads" => "--kv-heads",

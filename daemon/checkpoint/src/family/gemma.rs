@@ -92,10 +92,13 @@ pub(super) fn read(
         }),
     };
     let share = ConfigKeys(&full_rope).positive("partial_rotary_factor", FULL_SHARE)?;
-    if share > 1.0 {
+    if share > 1.0 || share * ((full_head_dim / 2) as f32) < 1.0 {
         return Err(problem(
             "partial_rotary_factor",
-            format!("is {share}, more than 1"),
+            format!(
+                "is {share}: of {} pairs some have to rotate",
+                full_head_dim / 2
+            ),
         ));
     }
     Ok(ModelConfig {
@@ -191,7 +194,13 @@ fn check_head_dim(key: &'static str, heads: usize, head_dim: usize) -> Result<()
 fn full_step(text: &Map<String, Value>, layers: usize) -> Result<usize, CheckpointError> {
     let key = "layer_types";
     let Some(types) = text.get(key).filter(|types| !types.is_null()) else {
-        return Ok(FULL_STEP);
+        return match layers.is_multiple_of(FULL_STEP) {
+            true => Ok(FULL_STEP),
+            false => Err(problem(
+                key,
+                format!("is missing, and {layers} layers are no {FULL_STEP} repeated"),
+            )),
+        };
     };
     let types = types.as_array().filter(|types| types.len() == layers);
     let types = types.ok_or_else(|| problem(key, format!("is no list of the {layers} layers")))?;
