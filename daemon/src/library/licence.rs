@@ -16,6 +16,9 @@ const GGUF_BYTES_MAX: u64 = 256 << 10;
 /// Longest licence that is shown, in characters.
 const CHARS_MAX: usize = 100;
 
+/// Words in which a licence's text has its title, behind a notice of copyright.
+const TITLE_WORDS: usize = 24;
+
 /// Files with the text of a licence.
 const TEXTS: [&str; 4] = ["LICENSE", "LICENSE.txt", "LICENSE.md", "LICENCE"];
 
@@ -85,21 +88,34 @@ fn of_card(card: &str) -> Option<String> {
     }
 }
 
-/// The hub's name of the licence that a text is.
+/// The hub's name of the licence that a text is, by its title: others are spoken of further down.
 fn of_text(text: &str) -> Option<&'static str> {
     let head: String = text.chars().take(2000).collect();
     // However its lines are broken.
-    let words: Vec<_> = head.split_whitespace().collect();
-    let head = words.join(" ").to_lowercase();
-    let known = KNOWN.iter().find(|(words, _)| head.contains(words));
+    let words: Vec<_> = head.split_whitespace().take(TITLE_WORDS).collect();
+    let title = format!(" {}", words.join(" ").to_lowercase());
+    if title.contains(" modified ") {
+        return None;
+    }
+    let known = KNOWN
+        .iter()
+        .find(|(words, _)| title.contains(&format!(" {words}")));
     known.map(|(_, name)| *name)
+}
+
+/// Characters without a width, and those that turn a line's direction.
+fn is_invisible(char: char) -> bool {
+    matches!(
+        char,
+        '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}'
+    )
 }
 
 /// A name without what could steer a terminal, and not too long; `None` for an empty one.
 fn shown(name: &str) -> Option<String> {
     let plain = name.trim().chars().take(CHARS_MAX);
     let escaped = plain.flat_map(|char| {
-        let (escaped, char) = match char.is_control() {
+        let (escaped, char) = match char.is_control() || is_invisible(char) {
             true => (Some(char.escape_default()), None),
             false => (None, Some(char)),
         };
@@ -144,6 +160,7 @@ mod tests {
             ("---\nlicense:\n---\n", None),
             ("", None),
             ("---\nlicense: a\u{1b}[2Jb\n---\n", Some("a\\u{1b}[2Jb")),
+            ("---\nlicense: a\u{202e}b\n---\n", Some("a\\u{202e}b")),
         ] {
             assert_eq!(of_card(card).as_deref(), expected, "{card:?}");
         }
@@ -166,6 +183,12 @@ mod tests {
             ("LLAMA 3.1 COMMUNITY LICENSE AGREEMENT", Some("llama3.1")),
             ("META LLAMA 3 COMMUNITY LICENSE AGREEMENT", Some("llama3")),
             ("All rights reserved.", None),
+            ("Modified MIT License\n\nCopyright", None),
+            ("You must not submit license keys.", None),
+            (
+                &format!("A licence. {} Apache License", "Terms. ".repeat(30)),
+                None,
+            ),
         ] {
             assert_eq!(of_text(text), expected, "{text}");
         }
