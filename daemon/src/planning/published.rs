@@ -166,8 +166,10 @@ impl Terms {
             if weights * bits / 8.0 > self.budget_bytes as f64 {
                 continue;
             }
-            let plan = at(level)?;
-            if plan.streamed_bytes() == 0 {
+            // Weights that fit may leave too little room for a canvas.
+            if let Ok(plan) = at(level)
+                && plan.streamed_bytes() == 0
+            {
                 return Ok(plan);
             }
         }
