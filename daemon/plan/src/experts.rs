@@ -44,11 +44,11 @@ impl ExpertProfile {
         // One row tells nothing of the exponent, and rows that touch all experts nothing exact.
         if spread.is_finite() {
             self.spread += weight * (spread.clamp(0.0, 1.0) - self.spread);
+            self.is_measured = true;
         }
         if turnover.is_finite() {
             self.turnover += weight * (turnover.clamp(0.0, 1.0) - self.turnover);
         }
-        self.is_measured = true;
     }
 
     /// Experts of a layer that a pass over so many rows has to read, if a cache keeps `slots` of the layer's.
