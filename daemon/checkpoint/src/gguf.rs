@@ -66,33 +66,23 @@ impl Gguf {
     /// # Errors
     /// What is wrong with it, or isn't supported.
     pub fn parse(bytes: &[u8]) -> Result<Self, CheckpointError> {
-        let read = |offset: u64, out: &mut [u8]| {
-            out.copy_from_slice(&bytes[offset as usize..][..out.len()]);
-            Ok(())
-        };
-        Self::read_from(Source {
-            path: "these bytes",
-            len: bytes.len() as u64,
-            read: &read,
-        })
+        with_bytes(bytes, Self::read_from)
     }
 
     pub(super) fn read(file: &CheckpointFile) -> Result<Self, CheckpointError> {
-        Self::read_from(Source {
+        Self::read_from(&mut Cursor::new(Source {
             path: &file.path,
             len: file.len,
             read: &|offset, out| file.read_at(offset, out),
-        })
+        }))
     }
 
-    fn read_from(source: Source<'_>) -> Result<Self, CheckpointError> {
-        let path = source.path;
-        let mut cursor = Cursor::new(source);
-        check_version(&mut cursor)?;
+    fn read_from(cursor: &mut Cursor<'_>) -> Result<Self, CheckpointError> {
+        check_version(cursor)?;
         // Both counts come before the keys, so they are checked against the smallest possible entries.
         let tensors = cursor.count("tensors", tensor::ENTRY_BYTES_MIN)?;
         let keys = cursor.count("keys", Metadata::ENTRY_BYTES_MIN)?;
-        let metadata = Metadata::read(&mut cursor, path, keys)?;
+        let metadata = Metadata::read(cursor, keys)?;
         // A part of a split model would look like a model with missing tensors.
         if let Some(parts) = metadata.whole(SPLIT_KEY)?.filter(|&parts| parts > 1) {
             return Err(metadata.unsupported(
@@ -102,7 +92,7 @@ impl Gguf {
         }
         // Before the tensor table: an unknown architecture is the better error than one of its tensors.
         let dialect = Dialect::of(&metadata)?;
-        let tensors = Tensor::read_all(&mut cursor, tensors)?;
+        let tensors = Tensor::read_all(cursor, tensors)?;
         let alignment = metadata.whole(ALIGNMENT_KEY)?.unwrap_or(ALIGNMENT_DEFAULT);
         // As the format demands; bounded, so that a hostile value cannot overflow the start of the data.
         if !alignment.is_power_of_two() || alignment > ALIGNMENT_MAX {
@@ -117,7 +107,7 @@ impl Gguf {
             dialect,
             tensors,
         };
-        gguf.check_places(&cursor, alignment)?;
+        gguf.check_places(cursor, alignment)?;
         gguf.check_names()?;
         Ok(gguf)
     }
@@ -295,6 +285,22 @@ impl Gguf {
         let name = self.dialect.names.file_name(engine_name);
         name.unwrap_or_else(|| engine_name.to_owned())
     }
+}
+
+/// Reads a header from these bytes.
+fn with_bytes<T>(
+    bytes: &[u8],
+    read_header: impl FnOnce(&mut Cursor<'_>) -> Result<T, CheckpointError>,
+) -> Result<T, CheckpointError> {
+    let read = |offset: u64, out: &mut [u8]| {
+        out.copy_from_slice(&bytes[offset as usize..][..out.len()]);
+        Ok(())
+    };
+    read_header(&mut Cursor::new(Source {
+        path: "these bytes",
+        len: bytes.len() as u64,
+        read: &read,
+    }))
 }
 
 fn check_version(cursor: &mut Cursor<'_>) -> Result<(), CheckpointError> {

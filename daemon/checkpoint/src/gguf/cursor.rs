@@ -44,6 +44,11 @@ impl<'a> Cursor<'a> {
         self.at
     }
 
+    /// Path for messages.
+    pub(super) fn path(&self) -> &str {
+        self.source.path
+    }
+
     /// Length of the file in bytes.
     pub(super) fn file_len(&self) -> u64 {
         self.source.len

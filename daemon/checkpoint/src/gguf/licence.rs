@@ -1,89 +1,46 @@
 //! The licence that a GGUF file names, from the beginning of the file alone: lists are made of many models, whose vocabularies
 //! take megabytes.
 
-use super::MAGIC;
+use super::{
+    check_version,
+    cursor::Cursor,
+    metadata::{Metadata, read_entry},
+    value::Value,
+    with_bytes,
+};
+use crate::CheckpointError;
 
-const LICENCE_KEY: &[u8] = b"general.license";
+const LICENCE_KEY: &str = "general.license";
 /// Most keys that are looked through.
-const KEYS_MAX: u64 = 4096;
+const KEYS_MAX: usize = 4096;
 
 /// The value of `general.license` in the first bytes of a file; `None` where they don't have it whole. Nothing that the bytes
 /// say of lengths is believed beyond their end.
 #[must_use]
 pub fn licence(head: &[u8]) -> Option<String> {
-    let mut rest = head.strip_prefix(&MAGIC)?;
-    let version = u32::from_le_bytes(take(&mut rest)?);
-    if !(2..=3).contains(&version) {
-        return None;
-    }
-    let _tensors: [u8; 8] = take(&mut rest)?;
-    let keys = u64::from_le_bytes(take(&mut rest)?);
+    with_bytes(head, read).ok().flatten()
+}
+
+fn read(cursor: &mut Cursor<'_>) -> Result<Option<String>, CheckpointError> {
+    check_version(cursor)?;
+    // Not compared with the bytes that are here: the table of tensors lies behind them.
+    let _tensors = cursor.u64()?;
+    let keys = cursor.count("keys", Metadata::ENTRY_BYTES_MIN)?;
     for _ in 0..keys.min(KEYS_MAX) {
-        let key = text(&mut rest)?;
-        let kind = u32::from_le_bytes(take(&mut rest)?);
-        if key == LICENCE_KEY && kind == TEXT {
-            let value = text(&mut rest)?;
-            return Some(String::from_utf8_lossy(value).into_owned());
+        match read_entry(cursor)? {
+            (key, Value::Text(licence)) if key == LICENCE_KEY => return Ok(Some(licence)),
+            _ => {}
         }
-        skip(&mut rest, kind)?;
     }
-    None
-}
-
-const TEXT: u32 = 8;
-const LIST: u32 = 9;
-
-/// Passes over a value.
-fn skip(rest: &mut &[u8], kind: u32) -> Option<()> {
-    match kind {
-        TEXT => text(rest).map(|_| ()),
-        LIST => {
-            let kind = u32::from_le_bytes(take(rest)?);
-            let count = u64::from_le_bytes(take(rest)?);
-            match kind {
-                // Each takes eight bytes at least, so that the bytes end before a long count does.
-                TEXT => (0..count).try_for_each(|_| text(rest).map(|_| ())),
-                kind => {
-                    let bytes = count.checked_mul(size(kind)?)?;
-                    bytes_of(rest, bytes).map(|_| ())
-                }
-            }
-        }
-        kind => bytes_of(rest, size(kind)?).map(|_| ()),
-    }
-}
-
-/// Bytes of a number.
-fn size(kind: u32) -> Option<u64> {
-    match kind {
-        0 | 1 | 7 => Some(1),
-        2 | 3 => Some(2),
-        4..=6 => Some(4),
-        10..=12 => Some(8),
-        _ => None,
-    }
-}
-
-fn text<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
-    let length = u64::from_le_bytes(take(rest)?);
-    bytes_of(rest, length)
-}
-
-fn bytes_of<'a>(rest: &mut &'a [u8], count: u64) -> Option<&'a [u8]> {
-    let (first, behind) = rest.split_at_checked(usize::try_from(count).ok()?)?;
-    *rest = behind;
-    Some(first)
-}
-
-fn take<const N: usize>(rest: &mut &[u8]) -> Option<[u8; N]> {
-    let (first, behind) = rest.split_first_chunk()?;
-    *rest = behind;
-    Some(*first)
+    Ok(None)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const TEXT: u32 = 8;
+    const LIST: u32 = 9;
 
     fn named(text: &[u8]) -> Vec<u8> {
         [&(text.len() as u64).to_le_bytes(), text].concat()

@@ -67,11 +67,7 @@ pub(super) struct Metadata {
 
 impl Metadata {
     /// Reads `count` keys and values.
-    pub(super) fn read(
-        cursor: &mut Cursor<'_>,
-        path: &str,
-        count: usize,
-    ) -> Result<Self, CheckpointError> {
+    pub(super) fn read(cursor: &mut Cursor<'_>, count: usize) -> Result<Self, CheckpointError> {
         if count > KEYS_MAX {
             return Err(cursor.malformed(format!(
                 "it would have {count} keys; files have up to {KEYS_MAX}"
@@ -79,16 +75,14 @@ impl Metadata {
         }
         let mut values = BTreeMap::new();
         for _ in 0..count {
-            let key = cursor.name("key", KEY_BYTES_MAX)?;
-            let kind = Type::read(cursor)?;
-            let value = read_value(cursor, kind, 0)?;
+            let (key, value) = read_entry(cursor)?;
             // Readers differ in which duplicate they take, so files with duplicates are refused.
             if values.insert(key.clone(), value).is_some() {
                 return Err(cursor.malformed(format!("duplicate key {key}")));
             }
         }
         Ok(Self {
-            path: path.to_owned(),
+            path: cursor.path().to_owned(),
             values,
         })
     }
@@ -182,6 +176,13 @@ impl Metadata {
             _ => None,
         })
     }
+}
+
+/// Reads a key and its value.
+pub(super) fn read_entry(cursor: &mut Cursor<'_>) -> Result<(String, Value), CheckpointError> {
+    let key = cursor.name("key", KEY_BYTES_MAX)?;
+    let kind = Type::read(cursor)?;
+    Ok((key, read_value(cursor, kind, 0)?))
 }
 
 fn read_value(cursor: &mut Cursor<'_>, kind: Type, depth: usize) -> Result<Value, CheckpointError> {
