@@ -114,8 +114,8 @@ pub(crate) fn inspect(
     }
     if let Some(wire) = &mut answer.model {
         // Of a model that the list has, it is there already.
-        let own = path.and_then(|path| licence::licence(path, answer.facts.iter().any(is_of_hub)));
-        wire.license = wire.license.take().or(own);
+        let own = || licence::licence(path?, answer.facts.iter().any(is_of_hub));
+        wire.license = wire.license.take().or_else(own);
         let licence = wire.license.as_deref().unwrap_or("unknown");
         answer.facts.push(v1::CheckpointFact {
             name: "licence".to_owned(),
@@ -169,9 +169,7 @@ pub(crate) fn sampling(
     let recommended = checkpoint.recommended();
     let subject = SampledModel {
         family: config.family.name(),
-        is_masked_diffusion: config.mask.is_some(),
-        diffusion_block: (config.mask).and_then(|mask| mask.diffusion_block()),
-        has_own_temperatures: config.mask.is_some_and(|mask| mask.token_id.is_none()),
+        mask: config.mask,
         can_chat: config.family == Family::Llada || answer.facts.iter().any(has_template),
         recommended: &recommended,
     };
@@ -181,7 +179,7 @@ pub(crate) fn sampling(
     answer
         .settings
         .extend(subject.block_length(None, block_limit).1);
-    if let Some(limits) = limits.filter(|_| subject.is_masked_diffusion) {
+    if let Some(limits) = limits.filter(|_| subject.is_masked_diffusion()) {
         for (name, limit) in [("length", limits.length), ("steps", limits.steps)] {
             let limit = settings::resolved_setting(name, limit, SettingOrigin::SmallMemory);
             answer.settings.push(limit);

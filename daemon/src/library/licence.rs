@@ -1,13 +1,11 @@
 //! The licence of a model on disk, as its own files name it. They are untrusted: little is read of them, and what they say is
 //! shortened and without control characters.
 
-use std::{
-    fs::File,
-    io::Read,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use sluice_checkpoint::gguf;
+
+use super::model_files::first_bytes;
 
 /// Most bytes read of a card or a licence's text.
 const TEXT_BYTES_MAX: u64 = 64 << 10;
@@ -46,7 +44,7 @@ pub(super) fn licence(path: &Path, is_alone: bool) -> Option<String> {
     let is_gguf = path
         .extension()
         .is_some_and(|extension| extension == "gguf");
-    let own = is_gguf.then(|| gguf::licence(&head(path, GGUF_BYTES_MAX)?));
+    let own = is_gguf.then(|| gguf::licence(&first_bytes(path, GGUF_BYTES_MAX)?));
     let own = own.flatten().and_then(|name| shown(&name));
     own.or_else(|| of_folder(path.parent().filter(|_| is_alone)?))
 }
@@ -54,7 +52,7 @@ pub(super) fn licence(path: &Path, is_alone: bool) -> Option<String> {
 /// The licence that a folder's card names in its first lines, else the one whose text lies beside it.
 fn of_folder(folder: &Path) -> Option<String> {
     let text = |path: PathBuf| {
-        let head = head(&path, TEXT_BYTES_MAX)?;
+        let head = first_bytes(&path, TEXT_BYTES_MAX)?;
         Some(String::from_utf8_lossy(&head).into_owned())
     };
     let card = text(folder.join("README.md"));
@@ -123,16 +121,6 @@ fn shown(name: &str) -> Option<String> {
     });
     let name: String = escaped.collect();
     (!name.is_empty()).then_some(name)
-}
-
-/// The first bytes of a regular file.
-fn head(path: &Path, bytes_max: u64) -> Option<Vec<u8>> {
-    // Before it is opened: a pipe would be waited for.
-    path.metadata().ok().filter(std::fs::Metadata::is_file)?;
-    let mut head = Vec::new();
-    let file = File::open(path).ok()?;
-    file.take(bytes_max).read_to_end(&mut head).ok()?;
-    Some(head)
 }
 
 #[cfg(test)]

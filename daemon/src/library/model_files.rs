@@ -172,11 +172,17 @@ fn read_summaries(files: &[PathBuf]) -> TensorSummaries {
 
 /// The text of a small regular file, at most `bytes_max` of it; `None` if it cannot be read or is not UTF-8.
 pub(super) fn small_text(path: &Path, bytes_max: u64) -> Option<String> {
-    let mut text = String::new();
+    String::from_utf8(first_bytes(path, bytes_max)?).ok()
+}
+
+/// The first bytes of a regular file, at most `bytes_max`.
+pub(super) fn first_bytes(path: &Path, bytes_max: u64) -> Option<Vec<u8>> {
+    // Before it is opened: a pipe would be waited for.
+    path.metadata().ok().filter(fs::Metadata::is_file)?;
+    let mut first = Vec::new();
     let file = File::open(path).ok()?;
-    let is_file = file.metadata().ok()?.is_file();
-    file.take(bytes_max).read_to_string(&mut text).ok()?;
-    is_file.then_some(text)
+    file.take(bytes_max).read_to_end(&mut first).ok()?;
+    Some(first)
 }
 
 /// The one file of weights, or all shards.
