@@ -167,9 +167,7 @@ pub fn generation(
         .count();
     let subject = SampledModel {
         family: info.family,
-        is_masked_diffusion: info.mask.is_some(),
-        diffusion_block: info.mask.and_then(|mask| mask.diffusion_block()),
-        has_own_temperatures: info.mask.is_some_and(|mask| mask.token_id.is_none()),
+        mask: info.mask,
         can_chat: serving.can_chat(),
         recommended: &serving.loaded.recommended,
     };
@@ -203,7 +201,7 @@ pub fn generation(
         block_length: match request.block_length {
             // The engine refuses a requested length that is too long.
             Some(length) => length as usize,
-            None if subject.diffusion_block.is_some() => block_length as usize,
+            None if subject.diffusion_block().is_some() => block_length as usize,
             None => (block_length as usize).min(canvas.len()),
         },
         steps,

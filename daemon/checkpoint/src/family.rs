@@ -242,6 +242,12 @@ impl MaskToken {
             .expect("what masks tokens was checked against the model")
     }
 
+    /// Whether random tokens stand in the place of masks, which are drawn anew until a canvas is settled.
+    #[must_use]
+    pub fn is_random(&self) -> bool {
+        self.token_id.is_none()
+    }
+
     /// Positions of a block of a block diffusion model.
     #[must_use]
     pub fn diffusion_block(&self) -> Option<u32> {

@@ -166,7 +166,7 @@ impl Features {
         };
         let is_latent = matches!(self.layer_kind, LayerKind::LatentThought(_));
         let is_mixture = matches!(self.layer_kind, LayerKind::Mixture(_) | LayerKind::Gemma(_));
-        let renoises = self.mask.is_some_and(|mask| mask.token_id.is_none());
+        let renoises = self.mask.is_some_and(|mask| mask.is_random());
         let has_states = matches!(self.layer_kind, LayerKind::Rwkv7(_));
         let blocks = self.mask.and_then(|mask| mask.blocks);
         let reads_causally = blocks.is_some_and(|blocks| blocks.causal_attention_before);

@@ -28,7 +28,7 @@ pub(super) fn apply_preset(
         false => default,
     });
     let writes_on = !has_steps && writes_on(work);
-    let renoise = mask.filter(|mask| mask.token_id.is_none());
+    let renoise = mask.filter(MaskToken::is_random);
     let renoise = renoise.map(|_| renoise_policy(work, has_steps));
     let with_blocks = |bundle: &ResolvedPreset| match mask.and_then(|mask| mask.blocks) {
         Some(blocks) => {

@@ -5,7 +5,7 @@
 
 use std::fmt::Display;
 
-use sluice_checkpoint::RecommendedSettings;
+use sluice_checkpoint::{RecommendedSettings, family::MaskToken};
 use sluice_proto::{model::Remasking, v1};
 use sluice_shared::sampling::{Sampling, SamplingOptions};
 
@@ -28,12 +28,8 @@ const BLOCK_LENGTH: u32 = 32;
 pub struct SampledModel<'a> {
     /// As its configuration names it.
     pub family: &'a str,
-    /// Whether it fills masks.
-    pub is_masked_diffusion: bool,
-    /// Positions of a block, where it is a block diffusion model.
-    pub diffusion_block: Option<u32>,
-    /// Whether its policy says at which temperatures its canvases are denoised.
-    pub has_own_temperatures: bool,
+    /// How it predicts masked positions; `None` for an autoregressive model.
+    pub mask: Option<MaskToken>,
     /// Whether it has a chat template.
     pub can_chat: bool,
     /// What its checkpoint says.
@@ -54,15 +50,25 @@ pub struct Sampler {
 }
 
 impl SampledModel<'_> {
+    /// Whether it fills masks, or canvases of random tokens.
+    pub(crate) fn is_masked_diffusion(&self) -> bool {
+        self.mask.is_some()
+    }
+
+    /// Positions of a block, where it is a block diffusion model.
+    pub(crate) fn diffusion_block(&self) -> Option<u32> {
+        self.mask?.diffusion_block()
+    }
+
     /// How tokens are chosen where this is asked for, and the model's own table says that.
     #[must_use]
     pub fn sampler(&self, asked: &SamplingOptions, table: &ModelTable) -> Sampler {
         let of_table = table.sampling_options();
-        let of_checkpoint = match self.is_masked_diffusion {
+        let of_checkpoint = match self.mask {
             // What transformers writes into all files means nothing where temperatures are the policy's.
-            true if self.has_own_temperatures => SamplingOptions::default(),
-            true => self.recommended.drawing,
-            false => self.recommended.whole(),
+            Some(mask) if mask.is_random() => SamplingOptions::default(),
+            Some(_) => self.recommended.drawing,
+            None => self.recommended.whole(),
         };
         let said = [
             (SettingOrigin::Request, *asked),
@@ -80,7 +86,7 @@ impl SampledModel<'_> {
             temperature.value.to_string(),
             temperature.origin,
         );
-        let sampling = match self.is_masked_diffusion {
+        let sampling = match self.is_masked_diffusion() {
             // The engine refuses requested options that only autoregressive models take.
             true => asked.sampling.effective(),
             false => {
@@ -119,7 +125,7 @@ impl SampledModel<'_> {
         };
         // Dream's card recommends temperature and ranking together, so another temperature keeps the usual ranking.
         let is_card = temperature.origin == SettingOrigin::BuiltIn;
-        let ranking = is_card && self.is_masked_diffusion && self.family == DREAM;
+        let ranking = is_card && self.is_masked_diffusion() && self.family == DREAM;
         Sampler {
             temperature: temperature.value,
             sampling,
@@ -136,15 +142,15 @@ impl SampledModel<'_> {
         asked: Option<u32>,
         limit: Option<u32>,
     ) -> (u32, Option<v1::ResolvedSetting>) {
-        let limit = limit.filter(|_| self.is_masked_diffusion);
+        let limit = limit.filter(|_| self.is_masked_diffusion());
         // A checkpoint that was trained with shorter blocks keeps them.
         let recommended = self.recommended.block_length.filter(|recommended| {
-            self.is_masked_diffusion && limit.is_none_or(|limit| *recommended <= limit)
+            self.is_masked_diffusion() && limit.is_none_or(|limit| *recommended <= limit)
         });
         let length = resolve([
             (SettingOrigin::Request, asked),
             // What the model was trained with, not how it is sampled.
-            (SettingOrigin::BuiltIn, self.diffusion_block),
+            (SettingOrigin::BuiltIn, self.diffusion_block()),
             (SettingOrigin::Checkpoint, recommended),
             (SettingOrigin::SmallMemory, limit),
             (SettingOrigin::BuiltIn, Some(BLOCK_LENGTH)),
@@ -177,7 +183,7 @@ impl SampledModel<'_> {
     }
 
     fn built_in(&self) -> SamplingOptions {
-        let temperature = match (self.is_masked_diffusion, self.family) {
+        let temperature = match (self.is_masked_diffusion(), self.family) {
             (true, DREAM) => DREAM_TEMPERATURE,
             (true, _) => 0.0,
             (false, _) => TEMPERATURE,
@@ -197,12 +203,17 @@ impl SampledModel<'_> {
 mod tests {
     use super::*;
 
+    const MASK: MaskToken = MaskToken {
+        token_id: Some(0),
+        shifted: false,
+        blocks: None,
+        reserved: None,
+    };
+
     fn subject(recommended: &RecommendedSettings) -> SampledModel<'_> {
         SampledModel {
             family: "llama",
-            is_masked_diffusion: false,
-            diffusion_block: None,
-            has_own_temperatures: false,
+            mask: None,
             can_chat: true,
             recommended,
         }
@@ -296,9 +307,9 @@ mod tests {
             place: "generation_config.json",
             ..RecommendedSettings::default()
         };
-        let of = |recommended, asked, is_masked| {
+        let of = |recommended, asked, is_masked: bool| {
             let subject = SampledModel {
-                is_masked_diffusion: is_masked,
+                mask: is_masked.then_some(MASK),
                 ..subject(recommended)
             };
             let (length, told) = subject.block_length(asked, None);
@@ -314,14 +325,14 @@ mod tests {
 
     #[test]
     fn a_limit_of_the_daemon_shortens_blocks_that_nobody_asked_for() {
-        let of = |recommended: Option<u32>, asked, is_masked| {
+        let of = |recommended: Option<u32>, asked, is_masked: bool| {
             let recommended = RecommendedSettings {
                 block_length: recommended,
                 place: "generation_config.json",
                 ..RecommendedSettings::default()
             };
             let subject = SampledModel {
-                is_masked_diffusion: is_masked,
+                mask: is_masked.then_some(MASK),
                 ..subject(&recommended)
             };
             let (length, told) = subject.block_length(asked, Some(16));
@@ -341,7 +352,7 @@ mod tests {
         let nothing = RecommendedSettings::default();
         let masked = |family| SampledModel {
             family,
-            is_masked_diffusion: true,
+            mask: Some(MASK),
             ..subject(&nothing)
         };
         let table = ModelTable::default();

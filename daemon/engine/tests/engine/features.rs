@@ -92,11 +92,7 @@ impl Tiny {
     fn request(&self) -> Generate {
         let blocks = self.model.info.mask.and_then(|mask| mask.blocks);
         let length = blocks.map_or(8, |blocks| blocks.length);
-        let renoises = self
-            .model
-            .info
-            .mask
-            .is_some_and(|mask| mask.token_id.is_none());
+        let renoises = self.model.info.mask.is_some_and(|mask| mask.is_random());
         let policy = if renoises { "renoise" } else { "reference" };
         Generate {
             policy: policy.parse().unwrap(),
