@@ -10,7 +10,10 @@ use sluice_ops::{Activation, Ops, RopeTable, SoftEmbeddings};
 use sluice_weights::{GemmaShape, LayerKind, TensorPart, WeightGroup};
 
 use super::{Network, acquire};
-use crate::{error::EngineError, residency::Residency};
+use crate::{
+    error::EngineError,
+    residency::{Residency, WeightGuard},
+};
 
 impl Network {
     /// The sizes of DiffusionGemma's layers; `None` for other models.
@@ -66,18 +69,12 @@ impl Network {
             return Ok(());
         }
         let group = acquire(ops, weights, WeightGroup::SelfConditioning)?;
-        let norm = group.weight(TensorPart::MlpNorm);
         for (rows, soft) in canvases {
             let mut canvas = ops.take_rows(hidden, &ops.indices(rows.clone())?)?;
             // In a canvas's first pass nothing was predicted, and nothing comes of zeros.
             if let Some(soft) = soft {
                 let soft = ops.embed_soft(soft, scale)?;
-                for start in (0..soft.len()).step_by(self.mlp_rows) {
-                    let rows = start..soft.len().min(start + self.mlp_rows);
-                    let x = ops.rms_norm(&soft, rows, &norm, epsilon)?;
-                    let gate = self.gated(ops, &group, &x)?;
-                    ops.linear_add(&mut canvas, start, &gate, &group.weight(TensorPart::Down))?;
-                }
+                self.add_mlp(ops, [&group, &group], &soft, &mut canvas)?;
             }
             ops.bare_norm_heads(&mut canvas, width, epsilon);
             ops.set_rows(hidden, rows.start, &canvas)?;
@@ -99,7 +96,10 @@ impl Network {
         let all = 0..hidden.len();
         let width = self.config.shape.hidden_size;
         let mut sum = ops.zeros(hidden.len(), width)?;
-        self.mlp_of(ops, weights, layer, hidden, &mut sum)?;
+        let gate_up = acquire(ops, weights, WeightGroup::GateUp(layer))?;
+        let down = acquire(ops, weights, WeightGroup::Down(layer))?;
+        self.add_mlp(ops, [&gate_up, &down], hidden, &mut sum)?;
+        drop((gate_up, down));
         let mut routed = ops.zeros(hidden.len(), width)?;
         self.experts_of(ops, weights, layer, (hidden, &mut routed), gemma)?;
         let end = acquire(ops, weights, WeightGroup::LayerEnd(layer))?;
@@ -116,22 +116,19 @@ impl Network {
         Ok(())
     }
 
-    /// Adds what the gated MLP makes of rows to `out`.
-    fn mlp_of(
+    /// Adds what a gated MLP, whose weights these groups have, makes of rows to `out`.
+    fn add_mlp(
         &self,
         ops: &Ops,
-        weights: &Residency,
-        layer: usize,
+        [gate_up, down]: [&WeightGuard<'_>; 2],
         rows: &Activation,
         out: &mut Activation,
     ) -> Result<(), EngineError> {
-        let gate_up = acquire(ops, weights, WeightGroup::GateUp(layer))?;
-        let down = acquire(ops, weights, WeightGroup::Down(layer))?;
         let norm = gate_up.weight(TensorPart::MlpNorm);
         for start in (0..rows.len()).step_by(self.mlp_rows) {
             let piece = start..rows.len().min(start + self.mlp_rows);
             let x = ops.rms_norm(rows, piece, &norm, self.config.epsilon)?;
-            let gate = self.gated(ops, &gate_up, &x)?;
+            let gate = self.gated(ops, gate_up, &x)?;
             ops.linear_add(out, start, &gate, &down.weight(TensorPart::Down))?;
         }
         Ok(())
@@ -155,16 +152,10 @@ impl Network {
                 self.config.epsilon,
             )
         };
-        let router = self.config.router.as_ref();
-        let router = router.expect("a configuration with experts has a router");
-        let routing = ops.route(
-            &normed(TensorPart::RouterNorm)?,
-            router,
-            &group.weight(TensorPart::Router),
-            Some(&group.weight(TensorPart::ExpertScales)),
-            gemma.experts.per_token,
-            self.mlp_rows,
-        )?;
+        let x = normed(TensorPart::RouterNorm)?;
+        let scales = Some(TensorPart::ExpertScales);
+        let routing = self.route(ops, &group, &x, scales, &gemma.experts)?;
+        drop(x);
         let x = normed(TensorPart::ExpertNorm)?;
         drop(group);
         self.add_routed(ops, weights, layer, out, &x, &routing)

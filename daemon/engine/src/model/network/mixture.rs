@@ -31,18 +31,8 @@ impl Network {
         let norm = group.weight(TensorPart::MlpNorm);
         // Of all rows, since experts add to the rows that it is made of.
         let x = ops.rms_norm(hidden, 0..hidden.len(), &norm, self.config.epsilon)?;
-        let router = self.config.router.as_ref();
-        let router = router.expect("a configuration with experts has a router");
-        let bias = (experts.has_choice_bias).then(|| group.weight(TensorPart::RouterBias));
-        let table = group.weight(TensorPart::Router);
-        let routing = ops.route(
-            &x,
-            router,
-            &table,
-            bias.as_ref(),
-            experts.per_token,
-            self.mlp_rows,
-        )?;
+        let bias = (experts.has_choice_bias).then_some(TensorPart::RouterBias);
+        let routing = self.route(ops, &group, &x, bias, experts)?;
         drop(group);
         if experts.shared_intermediate_size > 0 {
             let shared = acquire(ops, weights, WeightGroup::SharedExpert(layer))?;
@@ -50,6 +40,28 @@ impl Network {
             self.add_experts(ops, hidden, &x, &all, &[(0..hidden.len(), shared)])?;
         }
         self.add_routed(ops, weights, layer, hidden, &x, &routing)
+    }
+
+    /// Chooses experts for each row by a layer's router, with what it has for each expert besides its table.
+    pub(super) fn route(
+        &self,
+        ops: &Ops,
+        group: &WeightGuard<'_>,
+        x: &Activation,
+        of_experts: Option<TensorPart>,
+        experts: &ExpertShape,
+    ) -> Result<Routing, EngineError> {
+        let router = self.config.router.as_ref();
+        let router = router.expect("a configuration with experts has a router");
+        let of_experts = of_experts.map(|part| group.weight(part));
+        Ok(ops.route(
+            x,
+            router,
+            &group.weight(TensorPart::Router),
+            of_experts.as_ref(),
+            experts.per_token,
+            self.mlp_rows,
+        )?)
     }
 
     /// Adds to `out` what the experts of a layer make of the rows that the router gives each.
