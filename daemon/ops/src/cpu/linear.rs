@@ -26,7 +26,7 @@ use super::{
     CpuBackend,
     factors::{Factors, round_to_bf16},
     interleaved::{Interleaved, beside, rows_of_panel},
-    microkernel::{DEPTH, LINE, MatrixRows, Microkernel, RowPanels, prefetch},
+    microkernel::{DEPTH, LINE, MatrixRows, Microkernel, RowPanels, TileOutput, prefetch},
     packed::{PackedBlock, PackedRows, Packing},
     scratch::SCRATCH_LEN,
 };
@@ -341,8 +341,7 @@ impl<'a> Tile<'a> {
         }
         let stored = |elements: usize| ROWS * weight.format.bytes(elements);
         let groups = [low, high].map(|group| &group[stored(x.part.start)..stored(x.part.end)]);
-        let mut out = self.out.part(&x.panels.rows(), column, weight.rows);
-        out.adds |= x.part.start > 0;
+        let out = self.output(x, column, weight.rows);
         for (first, count, x) in self.kernel.panels(x.panels, x.words, x.part.len()) {
             let (lanes, out) = (self.kernel.row_lanes, out.at_row(first));
             // SAFETY: `Interleaved::of` made sure of the instructions; rows and columns are of this tile alone.
@@ -377,12 +376,18 @@ impl<'a> Tile<'a> {
         self.kernel.pack_weights(weights, lane, panel);
     }
 
-    /// Multiplies packed rows by the packed panel, the weights of `count` outputs, which go to the tile's columns from
-    /// `column` on.
-    fn multiply_panel(&mut self, x: &PackedBlock<'_>, column: usize, count: usize) {
+    /// Where products of packed rows go: `count` of the tile's columns from `column` on.
+    fn output(&self, x: &PackedBlock<'_>, column: usize, count: usize) -> TileOutput {
         let mut out = self.out.part(&x.panels.rows(), column, count);
         // The first block of the depth overwrites: the output's memory is not cleared beforehand.
         out.adds |= x.part.start > 0;
+        out
+    }
+
+    /// Multiplies packed rows by the packed panel, the weights of `count` outputs, which go to the tile's columns from
+    /// `column` on.
+    fn multiply_panel(&mut self, x: &PackedBlock<'_>, column: usize, count: usize) {
+        let out = self.output(x, column, count);
         let panel = &self.panel[..self.kernel.columns * x.part.len()];
         // SAFETY: rows and columns are of this tile alone.
         unsafe { self.kernel.gemm_panel(x.panels, x.words, panel, out) };

@@ -1,7 +1,14 @@
 //! The kernels, compiled for each instruction set.
 
-use super::{Interleaved, MultiplyTile, formats::Elements, kernels};
-use crate::cpu::{lanes::Avx512Vnni, microkernel::TileOutput};
+use std::arch::x86_64::{_mm512_fmadd_ps, _mm512_set1_ps, _mm512_setzero_ps};
+
+use sluice_formats::interleaved::ROWS as LANES;
+
+use super::{Interleaved, MultiplyTile, formats::Elements};
+use crate::cpu::{
+    lanes::{Avx512Vnni, Lanes},
+    microkernel::{TileOutput, avx512},
+};
 
 /// Compiles the kernels for an instruction set: for these numbers of rows of `x`, and used for as few rows as it says.
 macro_rules! kernels {
@@ -146,6 +153,10 @@ const fn no_tiles<E: Elements<COUNT>, const COUNT: usize>() -> &'static [Multipl
     &[]
 }
 
+/// Multiplies `ROWS` packed rows of `x`, `step` elements from one of the depth to the next, by twice 16 rows of weights.
+///
+/// # Safety
+/// As [`MultiplyTile`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx2,fma,f16c")]
 unsafe fn avx512_tile<E: Elements<COUNT>, const COUNT: usize, const ROWS: usize>(
     x: &[f32],
@@ -153,6 +164,34 @@ unsafe fn avx512_tile<E: Elements<COUNT>, const COUNT: usize, const ROWS: usize>
     weights: [&[u8]; 2],
     out: TileOutput,
 ) {
+    let depth = x.len() / step;
+    let bytes = LANES * E::FORMAT.bytes(depth);
+    assert!(ROWS <= step && weights.iter().all(|group| group.len() == bytes));
+    let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
+    let mut elements = [[_mm512_setzero_ps(); COUNT]; 2];
+    for index in 0..depth / COUNT {
+        // No closures: they would not be compiled for the instructions.
+        for (elements, group) in elements.iter_mut().zip(weights) {
+            // SAFETY: the lengths were compared, and all else is as the caller says.
+            unsafe { *elements = E::read::<Avx512Vnni>(group.as_ptr(), index) };
+            // A panel goes on with the piece behind this one.
+            let piece =
+                index * const { COUNT * LANES * E::FORMAT.block_bytes() / E::FORMAT.block_len() };
+            let ahead = group.as_ptr().wrapping_add(group.len() + piece);
+            // SAFETY: a prefetch never faults.
+            unsafe { Avx512Vnni::prefetch(ahead) };
+        }
+        let x = x[COUNT * step * index..].chunks_exact(step);
+        for (offset, x) in x.take(COUNT).enumerate() {
+            let x: &[f32; ROWS] = x.first_chunk().expect("a step is as long, as was compared");
+            for (x, sums) in x.iter().zip(&mut sums) {
+                let x = _mm512_set1_ps(*x);
+                for (sum, elements) in sums.iter_mut().zip(&elements) {
+                    *sum = _mm512_fmadd_ps(x, elements[offset], *sum);
+                }
+            }
+        }
+    }
     // SAFETY: as the caller says.
-    unsafe { kernels::multiply_tile::<Avx512Vnni, E, COUNT, 2, ROWS>(x, step, weights, out) };
+    unsafe { avx512::write(&sums, out) };
 }

@@ -128,8 +128,7 @@ impl Tile<'_> {
         count: usize,
         weights: [&[PairLanes]; 2],
     ) {
-        let mut out = self.out.part(&x.panels.rows(), column, count);
-        out.adds |= x.part.start > 0;
+        let out = self.output(x, column, count);
         // SAFETY: `pair_kernel` made sure of the instructions, `gemm_columns` or `gemm_panels` began, and rows and columns are of
         // this tile alone.
         unsafe { kernel.gemm_panel(x.panels, x.words, weights, out) };
