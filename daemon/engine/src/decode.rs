@@ -13,6 +13,7 @@ mod renoise;
 pub mod sampling;
 pub mod score;
 mod visible;
+mod written;
 
 pub use self::{
     denoiser::{

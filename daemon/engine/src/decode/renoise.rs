@@ -7,56 +7,35 @@
 //! 2505.24857). Differences: chance belongs to seed, pass and position; a text ends at its first end token, and no padding
 //! follows.
 
-use std::{ops::Range, sync::Arc, time::Instant};
+use std::{ops::Range, sync::Arc};
 
 use sluice_formats::noise::Noise;
-use sluice_ops::{Candidate, LmHeadRow, RankingScore, WINDOW_PASS_ROWS};
+use sluice_ops::{Candidate, RankingScore, WINDOW_PASS_ROWS};
 use sluice_plan::MLP_ROWS;
 use sluice_shared::sampling::EosPolicy;
 
 use super::{
-    BlockSight, DiffusionRequest, Pass, PassReach, RenoisedPass, Vocabulary,
-    diffusion::suppressed,
+    BlockSight, DiffusionRequest, Pass, RenoisedPass, Vocabulary,
     policy::{Renoising, policy},
+    written::WrittenText,
 };
 use crate::{
-    event::{
-        CanvasPosition, Event, FinishReason, GenerationResult, Outcome, PassCost, PassReport,
-        TokenState,
-    },
+    event::{Event, FinishReason, GenerationResult, Outcome, PassCost, TokenState},
     request::{Generate, RecordedDraws},
 };
 
 /// The token index of fresh tokens' noise, which no token has.
 const FRESH: u64 = u64::MAX;
 
-/// A request that is decoded so.
+/// A request that is decoded so. Its blocks are canvases.
 pub struct RenoisedText {
-    request: Generate,
-    vocabulary: Arc<Vocabulary>,
+    text: WrittenText,
     rule: Renoising,
-    started: Instant,
-    /// Prompt and finished canvases, and behind them the open one.
-    sequence: Vec<u32>,
-    /// How many of them are final.
-    written: usize,
-    /// How many of those the KV cache holds.
-    cached: usize,
-    /// The positions of the part to fill.
-    positions: Vec<CanvasPosition>,
-    reach: PassReach,
-    rows: Vec<LmHeadRow>,
-    suppressed: Vec<u32>,
-    canvas: usize,
     /// Passes over the open canvas.
     steps: usize,
     /// The most probable tokens of the last of them.
     most_probable: Vec<u32>,
-    passes: usize,
-    passes_in_canvas: usize,
     draws: Draws,
-    finish: Option<FinishReason>,
-    is_lossless: bool,
 }
 
 /// Where random tokens come from.
@@ -103,97 +82,56 @@ impl RenoisedText {
     #[must_use]
     pub fn new(request: &Generate, vocabulary: &Arc<Vocabulary>) -> Option<Self> {
         let rule = policy(&request.policy).needs().renoising?;
-        let positions = 0..request.canvas.len();
         Some(Self {
+            text: WrittenText::new(request, vocabulary),
             rule,
-            started: Instant::now(),
-            sequence: request.prompt.clone(),
-            written: request.prompt.len(),
-            cached: 0,
-            positions: positions
-                .map(|at| CanvasPosition::unpredicted(at, None, TokenState::Masked))
-                .collect(),
-            reach: PassReach::default(),
-            rows: Vec::new(),
-            suppressed: suppressed(request, vocabulary),
-            canvas: 0,
             steps: 0,
             most_probable: Vec::new(),
-            passes: 0,
-            passes_in_canvas: 0,
             draws: match &request.draws {
                 Some(draws) => Draws::Recorded(draws.clone(), 0),
                 None => Draws::Seeded(Noise::new(request.seed)),
             },
-            finish: None,
-            is_lossless: true,
-            request: request.clone(),
-            vocabulary: Arc::clone(vocabulary),
         })
     }
 
     /// The result so far or in the end. `peak_device_bytes` is 0: the caller keeps the ledger.
     #[must_use]
-    pub fn generated(mut self) -> GenerationResult {
-        self.sequence.truncate(self.written);
-        GenerationResult {
-            tokens: self.sequence.split_off(self.request.prompt.len()),
-            finish_reason: self.finish.unwrap_or(FinishReason::Cancelled),
-            passes: self.passes,
-            edits: 0,
-            elapsed: self.started.elapsed(),
-            peak_device_bytes: 0,
-            is_lossless: self.is_lossless,
-            state: None,
-        }
-    }
-
-    /// Tokens of the answer that are final.
-    fn answered(&self) -> usize {
-        self.written - self.request.prompt.len()
+    pub fn generated(self) -> GenerationResult {
+        self.text.generated()
     }
 
     /// The open canvas, which may reach beyond the part to fill.
     fn open(&self) -> Range<usize> {
-        self.written..self.written + self.request.block_length
+        self.text.written..self.text.written + self.text.request.block_length
     }
 
     /// Whether the next pass is over the open canvas, and not one that reads text.
     fn denoises(&self) -> bool {
-        self.cached == self.written
+        self.text.cached == self.text.written
     }
 
     /// Prepares the next pass: of text that the KV cache lacks, or else of the open canvas.
     fn prepare(&mut self) {
         let (computed, sight) = match self.denoises() {
             false => {
-                let most = self.cached + MLP_ROWS.min(WINDOW_PASS_ROWS);
-                (self.cached..self.written.min(most), BlockSight::Causal)
+                let most = self.text.cached + MLP_ROWS.min(WINDOW_PASS_ROWS);
+                (
+                    self.text.cached..self.text.written.min(most),
+                    BlockSight::Causal,
+                )
             }
             true => (self.open(), BlockSight::Open),
         };
         if self.denoises() && self.steps == 0 {
             let fresh = self
                 .draws
-                .fresh(self.passes, self.open(), self.vocabulary.size);
-            self.sequence.truncate(self.written);
-            self.sequence.extend(fresh);
+                .fresh(self.text.passes, self.open(), self.text.vocabulary.size);
+            self.text.sequence.truncate(self.text.written);
+            self.text.sequence.extend(fresh);
         }
-        let row = |position| LmHeadRow {
-            position,
-            may_end: true,
-            target: None,
-            watched: Vec::new(),
-            is_check: false,
-        };
         // Nothing is asked of text.
         let read = if self.denoises() { self.open() } else { 0..0 };
-        self.rows = read.map(row).collect();
-        self.reach = PassReach {
-            computed: vec![computed],
-            sight: Some(sight),
-            ..PassReach::default()
-        };
+        self.text.prepare(computed, read, sight);
     }
 
     /// What logits of the next pass over a canvas are divided by: less from pass to pass.
@@ -215,14 +153,16 @@ impl RenoisedText {
         let entropies: Vec<f64> = candidates.iter().map(|found| -found.rank).collect();
         let accepted = accepted(&entropies, self.rule.bound);
         let drawn = self.draws.of_rows(candidates);
-        let fresh = self
-            .draws
-            .fresh(self.passes + 1, open.clone(), self.vocabulary.size);
+        let fresh = self.draws.fresh(
+            self.text.passes + 1,
+            open.clone(),
+            self.text.vocabulary.size,
+        );
         for (row, position) in open.clone().enumerate() {
             let from = if accepted[row] { &drawn } else { &fresh };
             // A record that is too short leaves what stands there.
             if let Some(token) = from.get(row) {
-                self.sequence[position] = *token;
+                self.text.sequence[position] = *token;
             }
         }
         let most_probable: Vec<u32> = candidates.iter().map(best).collect();
@@ -231,8 +171,9 @@ impl RenoisedText {
         let is_settled = most_probable == self.most_probable && mean < self.rule.sure;
         self.most_probable = most_probable;
         let is_last = is_settled || self.steps == self.rule.steps;
-        let first = self.answered();
+        let first = self.text.answered();
         for (row, position) in self
+            .text
             .positions
             .iter_mut()
             .skip(first)
@@ -251,39 +192,29 @@ impl RenoisedText {
 
     /// Writes the most probable tokens of the last pass for good, up to an end.
     fn finish_canvas(&mut self) {
-        let first = self.answered();
-        let room = self.positions.len() - first;
+        let first = self.text.answered();
+        let room = self.text.positions.len() - first;
         let mut tokens = std::mem::take(&mut self.most_probable);
         tokens.truncate(room);
         let ends = |token: &u32| {
-            self.request.eos == EosPolicy::Stop && self.vocabulary.ends.contains(token)
+            self.text.request.eos == EosPolicy::Stop && self.text.vocabulary.ends.contains(token)
         };
         let end = tokens.iter().position(ends);
         if let Some(end) = end {
             tokens.truncate(end + 1);
         }
-        for position in &mut self.positions[first..first + tokens.len()] {
+        for position in &mut self.text.positions[first..first + tokens.len()] {
             position.state = TokenState::Committed;
         }
-        self.sequence.truncate(self.written);
-        self.written += tokens.len();
-        self.finish = match end {
+        self.text.sequence.truncate(self.text.written);
+        self.text.written += tokens.len();
+        self.text.finish = match end {
             Some(_) => Some(FinishReason::Eos),
             None if tokens.len() == room => Some(FinishReason::Length),
             None => None,
         };
-        self.sequence.extend(tokens);
+        self.text.sequence.extend(tokens);
         self.steps = 0;
-    }
-
-    /// The positions of a canvas, up to the end of the text.
-    fn shown(&self, canvas: usize) -> &[CanvasPosition] {
-        let length = self.request.block_length;
-        let end = match self.finish {
-            Some(_) => self.answered(),
-            None => self.positions.len(),
-        };
-        &self.positions[(canvas * length).min(end)..((canvas + 1) * length).min(end)]
     }
 }
 
@@ -308,12 +239,7 @@ fn best(candidate: &Candidate) -> u32 {
 
 impl DiffusionRequest for RenoisedText {
     fn start(&mut self, emit: &mut dyn FnMut(Event)) {
-        let length = self.request.canvas.len();
-        emit(Event::Started {
-            blocks: length.div_ceil(self.request.block_length),
-            is_exact: self.request.decoding.is_exact(),
-        });
-        self.started = Instant::now();
+        self.text.start(emit);
         self.prepare();
     }
 
@@ -326,23 +252,18 @@ impl DiffusionRequest for RenoisedText {
             temperature: self.temperature(),
         };
         vec![Pass {
-            number: self.passes,
-            canvas: &self.sequence,
-            guidance: None,
-            reach: &self.reach,
-            rows: &self.rows,
+            number: self.text.passes,
             // That of the distribution itself: its logits are divided before.
             temperature: 1.0,
-            noise: Noise::new(self.request.seed),
-            suppressed: &self.suppressed,
             ranking: RankingScore::Entropy,
             top: true,
             renoised: self.denoises().then_some(renoised),
+            ..self.text.pass()
         }]
     }
 
     fn is_done(&self) -> bool {
-        self.finish.is_some()
+        self.text.is_done()
     }
 
     fn take(
@@ -351,38 +272,12 @@ impl DiffusionRequest for RenoisedText {
         cost: &PassCost,
         emit: &mut dyn FnMut(Event),
     ) {
-        self.is_lossless &= cost.weights.is_lossless;
-        let (rows, head_rows) = (self.reach.rows(), self.rows.len());
-        for position in &mut self.positions {
-            position.is_fresh = false;
-        }
-        let before = self.answered();
+        let (rows, head_rows) = self.text.begin(cost);
         match self.denoises() {
-            false => self.cached += rows,
+            false => self.text.cached += rows,
             true => self.denoise(&candidates[0]),
         }
-        self.passes += 1;
-        self.passes_in_canvas += 1;
-        emit(Event::Pass(Box::new(PassReport {
-            passes: self.passes,
-            block: self.canvas,
-            passes_in_block: self.passes_in_canvas,
-            positions: self.shown(self.canvas).to_vec(),
-            committed: self.answered(),
-            rows,
-            lm_head_rows: head_rows,
-            elapsed: self.started.elapsed(),
-            cost: *cost,
-        })));
-        if self.answered() > before {
-            emit(Event::BlockDone {
-                block: self.canvas,
-                passes: self.passes_in_canvas,
-                positions: self.shown(self.canvas).to_vec(),
-            });
-            self.canvas += 1;
-            self.passes_in_canvas = 0;
-        }
+        self.text.report(cost, (rows, head_rows), emit);
         if !self.is_done() {
             self.prepare();
         }
