@@ -242,7 +242,7 @@ impl MaskToken {
             .expect("what masks tokens was checked against the model")
     }
 
-    /// Whether random tokens stand in the place of masks, which are drawn anew until a canvas is settled.
+    /// Whether random tokens stand in the place of masks.
     #[must_use]
     pub fn is_random(&self) -> bool {
         self.token_id.is_none()

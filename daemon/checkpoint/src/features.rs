@@ -14,7 +14,7 @@ use crate::family::{MaskToken, ModelConfig};
 pub enum Feature {
     /// Which masked positions a pass commits: policies, steps, remasking, guidance.
     Policies,
-    /// Tokens that are fixed before anything is written, and spans that are written anew.
+    /// Tokens that are fixed before anything is written, and spans that are replaced.
     Pins,
     /// Policies that replace committed tokens while a block is open: `edit`.
     ReplaceTokens,
@@ -22,7 +22,7 @@ pub enum Feature {
     VerifyTokens,
     /// Policies that write from left to right, as causal passes predict it: `autoregressive`, `verify`.
     NextToken,
-    /// A policy that draws canvases of random tokens anew: `renoise`.
+    /// A policy that denoises canvases of random tokens: `renoise`.
     Renoise,
     /// A KV cache of what a canvas's later passes leave out: `prefix`, `dual`, `vicinity`.
     PassCache,

@@ -115,7 +115,7 @@ impl Ops {
         }
     }
 
-    /// Allocates memory for the predictions of so many rows, of this hidden size.
+    /// Allocates memory for the predictions of `rows` rows of `width` elements.
     ///
     /// # Errors
     /// When memory cannot be allocated.

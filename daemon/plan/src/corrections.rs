@@ -224,7 +224,7 @@ impl LearnedFactors {
 
 /// The same for the same sizes, also in later processes.
 fn hash(shape: &Shape) -> u64 {
-    // A version that knows of more sizes writes another text: then passes tell anew.
+    // A version that knows of more sizes writes another text, and learns again.
     Hash::of(format!("{shape:?}").as_bytes()).0
 }
 

@@ -131,7 +131,7 @@ pub(super) fn router(width: usize) -> Router {
     }
 }
 
-/// Canvases of so many positions behind text that is read causally.
+/// Canvases of `length` positions behind text that is read causally.
 fn canvases(length: usize) -> MaskToken {
     MaskToken {
         token_id: None,

@@ -69,7 +69,7 @@ pub struct Pass<'a> {
     pub ranking: RankingScore,
     /// Whether each row's most probable token is needed, whatever noise has chosen.
     pub top: bool,
-    /// What a pass over a canvas of random tokens is besides; `None` for all others.
+    /// What only a pass over a canvas of random tokens has; `None` for all others.
     pub renoised: Option<RenoisedPass>,
 }
 

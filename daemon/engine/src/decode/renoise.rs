@@ -42,7 +42,7 @@ pub struct RenoisedText {
 enum Draws {
     /// The seed.
     Seeded(Noise),
-    /// A reference's record, of which so many were taken.
+    /// A reference's record, and how many draws of it were taken.
     Recorded(RecordedDraws, usize),
 }
 

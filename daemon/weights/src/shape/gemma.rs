@@ -3,7 +3,7 @@
 use super::{ExpertShape, Shape, weight};
 use crate::{TensorPart, TensorSpec, WeightGroup};
 
-/// What DiffusionGemma has besides the sizes of other models. Each layer has a gated MLP and experts beside each other, and
+/// Sizes that only DiffusionGemma has. Each layer has a gated MLP and experts beside each other, and
 /// attention within a window; some see all, with other heads and with keys that are values, too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GemmaShape {

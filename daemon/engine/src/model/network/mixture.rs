@@ -42,7 +42,7 @@ impl Network {
         self.add_routed(ops, weights, layer, hidden, &x, &routing)
     }
 
-    /// Chooses experts for each row by a layer's router, with what it has for each expert besides its table.
+    /// Chooses experts for each row by a layer's router, with the weight that it has for each expert, if any.
     pub(super) fn route(
         &self,
         ops: &Ops,

@@ -71,7 +71,7 @@ impl ExpertUsage {
         self.layers[layer].places.start
     }
 
-    /// Takes in a visit of a layer that touches these experts, so many of which its last visit touched, too.
+    /// Takes in a visit of a layer that touches these experts; its last visit touched `again` of them, too.
     pub(super) fn visit(&mut self, layer: usize, touched: &[usize], again: usize) {
         self.at = layer;
         let usage = &mut self.layers[layer];

@@ -147,7 +147,7 @@ const fn avx512_tiles<E: Elements<COUNT>, const COUNT: usize>() -> &'static [Mul
     ]
 }
 
-/// AVX2's 16 registers hold the sums of a tile and a panel's elements, but not what these are unpacked from besides: tiles of
+/// AVX2's 16 registers hold the sums of a tile and a panel's elements, but not also the words that these come from: tiles of
 /// 6 × 16 came to 60 % of the peak, where panels that are unpacked first come to 90 %.
 const fn no_tiles<E: Elements<COUNT>, const COUNT: usize>() -> &'static [MultiplyTile] {
     &[]
