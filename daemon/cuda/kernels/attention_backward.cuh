@@ -9,6 +9,7 @@
 #pragma once
 
 #include "attention.cuh"
+#include "reduce.cuh"
 
 constexpr u32 BACKWARD_WARPS = 4;
 constexpr u32 BACKWARD_THREADS = BACKWARD_WARPS * WARP;
@@ -157,12 +158,6 @@ DEVICE void put_sums(float *matrix, const float (&sums)[DIM / BACKWARD_SLICE][WA
 DEVICE float max_of_warp(float value) {
 #pragma unroll
     for (u32 far = WARP / 2; far > 0; far /= 2) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, far));
-    return value;
-}
-
-DEVICE float sum_of_warp(float value) {
-#pragma unroll
-    for (u32 far = WARP / 2; far > 0; far /= 2) value += __shfl_xor_sync(0xffffffffu, value, far);
     return value;
 }
 

@@ -19,6 +19,12 @@ template <class T> DEVICE void convert(T *out, const float *x, u64 count) {
     if (i < count) out[i] = narrow<T>(x[i]);
 }
 
+// And the other way, for what is computed in `f32` alone.
+template <class T> DEVICE void to_f32(float *out, const T *x, u64 count) {
+    const u64 i = thread_of_grid();
+    if (i < count) out[i] = widen(x[i]);
+}
+
 // What cuBLAS rounded to infinity becomes the largest number, as in products of our own kernels. Rows begin `stride` numbers
 // apart; a block has a part of one.
 template <class T> DEVICE void saturate(T *x, u32 width, u32 stride) {
@@ -63,9 +69,11 @@ DEVICE void add_bias(T *out, const float *x, const u8 *bias, u32 bias_format, u3
 struct Angles {
     // A row is `half` cosines, then as many sines.
     const float *table;
+    // Pairs of a head; the rest of it stays as it is.
     u32 half;
-    // A pair are neighbours; otherwise they are half a head apart.
-    bool interleaved;
+    u32 head_dim;
+    // How far apart the first numbers of two pairs are, and the two of a pair.
+    u32 step, distance;
     // 1, or -1 to turn back.
     float direction;
 };
@@ -84,8 +92,8 @@ template <class T> struct Turned {
         const u64 head = pair / half;
         const float *row = angles.table + u64(positions[head / heads]) * 2 * half;
         const float cos = row[i], sin = row[half + i] * angles.direction;
-        T *low = x + head * 2 * half + (angles.interleaved ? 2 * i : i);
-        T *high = low + (angles.interleaved ? 1 : half);
+        T *low = x + head * angles.head_dim + angles.step * i;
+        T *high = low + angles.distance;
         const float a = widen(*low), b = widen(*high);
         *low = narrow<T>(a * cos - b * sin);
         *high = narrow<T>(b * cos + a * sin);

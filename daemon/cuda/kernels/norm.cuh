@@ -26,8 +26,7 @@ DEVICE void rms_norm_heads(T *x, const u8 *weight, u32 weight_format, u32 heads,
     x += (u64(blockIdx.x) * heads + head) * head_dim;
     float squares = 0.0f;
     for (u32 i = lane; i < head_dim; i += WARP) squares = fmaf(widen(x[i]), widen(x[i]), squares);
-    for (u32 bits = WARP / 2; bits > 0; bits /= 2) squares += __shfl_xor_sync(0xffffffff, squares, bits);
-    const float inverse = 1.0f / sqrtf(squares / float(head_dim) + epsilon);
+    const float inverse = 1.0f / sqrtf(sum_of_warp(squares) / float(head_dim) + epsilon);
     for (u32 i = lane; i < head_dim; i += WARP) {
         x[i] = narrow<T>(widen(x[i]) * inverse * stored_number(weight, weight_format, i));
     }

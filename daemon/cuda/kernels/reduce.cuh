@@ -26,6 +26,13 @@ template <class Number> DEVICE Number sum_of_block(Number value) {
     return reduce_block(value, [](Number a, Number b) { return a + b; });
 }
 
+// The same for the lanes of a warp.
+DEVICE float sum_of_warp(float value) {
+#pragma unroll
+    for (u32 far = WARP / 2; far > 0; far /= 2) value += __shfl_xor_sync(0xffffffffu, value, far);
+    return value;
+}
+
 // A logit and its token, or none.
 template <class Score> struct Best {
     Score score;

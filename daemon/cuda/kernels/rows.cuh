@@ -20,9 +20,9 @@
     } \
     KERNEL_FUNCTION rope_##T(number::T *q, const u32 *q_positions, u32 q_rows, u32 q_heads, number::T *k, \
                              const u32 *k_positions, u32 k_rows, u32 k_heads, const float *table, u32 half, \
-                             u32 interleaved, float direction) { \
+                             u32 head_dim, u32 step, u32 distance, float direction) { \
         rope<number::T>({q, q_positions, q_rows, q_heads}, {k, k_positions, k_rows, k_heads}, \
-                        {table, half, interleaved != 0, direction}); \
+                        {table, half, head_dim, step, distance, direction}); \
     } \
     KERNEL_FUNCTION add_bias_##T(number::T *out, const float *x, const u8 *bias, u32 bias_format, u32 width, \
                                  u64 count) { \

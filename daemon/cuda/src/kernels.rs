@@ -9,6 +9,7 @@ mod decompress;
 mod dequantize;
 mod dictionary;
 mod lm_head;
+mod mixture;
 mod rows;
 mod rwkv7;
 mod salience;
@@ -24,6 +25,7 @@ pub use self::{
         DictionaryIndexError, DictionaryMatmul, dictionary_index, dictionary_index_bytes,
     },
     lm_head::{CompareState, LM_HEAD_TOKENS, LmHeadRow, LmHeadSampling, LmHeadState, NO_TOKEN},
+    mixture::{EXPERT_TASK_ROWS, ExpertTask, GroupedMatmul, RoutedRows, RouterRows, RouterRules},
     rows::{ElementFunction, RopeArgs, RopeRows, STACKED_VECTORS},
     rwkv7::{StateRun, TIME_MIX_HEAD_DIM, TimeMixArgs},
     salience::{SalienceArgs, SalienceScratch},
@@ -349,7 +351,7 @@ impl Gpu {
         if rows == 0 || outputs == 0 {
             return Ok(());
         }
-        let few = rows <= FEW_ROWS && suits_few(dtype, format, &matmul);
+        let few = rows <= FEW_ROWS && suits_few(dtype, format, width, [x, weights]);
         let (kind, grid, block) = shape_of(few, rows, outputs, outputs);
         self.send(
             &format!("{kind}_{}_{}", dtype.name(), format.name()),
@@ -470,15 +472,15 @@ fn size(size: usize) -> KernelArgument<'static> {
 }
 
 /// Whether the kernel for few rows can read these: it loads 16 bytes at a time.
-fn suits_few(dtype: DType, format: Format, matmul: &Matmul) -> bool {
+fn suits_few(dtype: DType, format: Format, width: usize, [x, weights]: [GpuSpan; 2]) -> bool {
     // Plain weights and rows are both loaded by 16 bytes, so the narrower of the two decides.
     let element = match format.block_len() {
         1 => format.block_bytes().min(dtype.bytes()),
         _ => dtype.bytes(),
     };
-    (matmul.width * element).is_multiple_of(16)
-        && matmul.x.address().is_multiple_of(16)
-        && (format.block_len() > 1 || matmul.weights.address().is_multiple_of(16))
+    (width * element).is_multiple_of(16)
+        && x.address().is_multiple_of(16)
+        && (format.block_len() > 1 || weights.address().is_multiple_of(16))
 }
 
 fn holds(name: &str, span: GpuSpan, count: usize, element_bytes: usize) {

@@ -52,12 +52,13 @@ macro_rules! modules {
     };
 }
 
-static MODULES: [KernelModule; 33] = modules! {
+static MODULES: [KernelModule; 37] = modules! {
     "embed" "rows_f32" "rows_f16" "rows_bf16" "dequantize_f32" "dequantize_f16" "dequantize_bf16" "decode_f32"
     "decode_f16" "decode_bf16" "decode_columns_f32" "decode_columns_f16" "decode_columns_bf16" "multiply_f32"
     "multiply_f16" "multiply_bf16" "multiply_few_f32" "multiply_few_f16" "multiply_few_bf16" "multiply_palette_f32"
     "multiply_palette_f16" "multiply_palette_bf16" "attention_f32" "attention_f16" "attention_bf16" "rwkv7_f32" "rwkv7_f16"
-    "rwkv7_bf16" "backward_f32" "backward_f16" "backward_bf16" "head" "compare"
+    "rwkv7_bf16" "backward_f32" "backward_f16" "backward_bf16" "mixture" "grouped_f32"
+    "grouped_f16" "grouped_bf16" "head" "compare"
 };
 
 #[cfg(test)]

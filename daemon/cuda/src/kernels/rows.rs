@@ -12,7 +12,7 @@ use crate::{error::CudaError, gpu::Gpu, launch::KernelArgument, span::GpuSpan};
 /// Rows of heads that [`Gpu::rope`] rotates.
 #[derive(Debug, Clone, Copy)]
 pub struct RopeRows {
-    /// The rows: `heads` heads of twice `half` elements each.
+    /// The rows: `heads` heads each.
     pub x: GpuSpan,
     /// The position of each row (`u32`).
     pub positions: GpuSpan,
@@ -27,10 +27,13 @@ pub struct RopeRows {
 pub struct RopeArgs {
     /// For each position `half` cosines and as many sines, in `f32`.
     pub table: GpuSpan,
-    /// Pairs of a head.
+    /// Pairs of a head; the rest of it stays as it is.
     pub half: usize,
-    /// Whether a pair are neighbours: elements 2i and 2i + 1 of a head. Otherwise they are i and i + `half`.
-    pub is_interleaved: bool,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// How far apart the two elements of a pair are; 1: pairs are neighbours, elements 2i and 2i + 1. Otherwise they begin
+    /// with element i.
+    pub pair_distance: usize,
     /// Whether by the negative angles, as gradients go back.
     pub is_backward: bool,
 }
@@ -74,9 +77,15 @@ impl Gpu {
         let RopeArgs {
             table,
             half,
-            is_interleaved,
+            head_dim,
+            pair_distance,
             is_backward,
         } = rope;
+        let step = if pair_distance == 1 { 2 } else { 1 };
+        assert!(
+            half == 0 || step * (half - 1) + pair_distance < head_dim,
+            "{half} pairs in a head of {head_dim}"
+        );
         let mut pairs = 0;
         for RopeRows {
             x,
@@ -85,7 +94,7 @@ impl Gpu {
             heads,
         } in inputs
         {
-            holds("x", x, 2 * rows * heads * half, dtype.bytes());
+            holds("x", x, rows * heads * head_dim, dtype.bytes());
             holds("positions", positions, rows, 4);
             pairs += rows * heads * half;
         }
@@ -113,7 +122,9 @@ impl Gpu {
                 &[
                     address(table),
                     size(half),
-                    KernelArgument::U32(is_interleaved.into()),
+                    size(head_dim),
+                    size(step),
+                    size(pair_distance),
                     KernelArgument::F32(if is_backward { -1.0 } else { 1.0 }),
                 ],
             ]

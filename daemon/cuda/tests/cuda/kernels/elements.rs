@@ -298,23 +298,30 @@ fn rotary_embedding() {
     on_gpu(|gpu| {
         let mut random = Random::new(5);
         for number in DType::ALL {
-            for (case, (rows, heads, half)) in
-                [(1, 1, 1), (5, 3, 7), (3, 2, 64), (4, 1, 9), (2, 2, 32)]
-                    .into_iter()
-                    .enumerate()
+            // Whole heads, half-split and neighbours, and heads of which a part is in pairs.
+            let cases = [
+                (1, 1, 1, [2, 1]),
+                (5, 3, 7, [14, 1]),
+                (3, 2, 64, [128, 64]),
+                (4, 1, 9, [18, 1]),
+                (2, 2, 32, [64, 32]),
+                (3, 3, 4, [16, 4]),
+                (4, 2, 4, [32, 16]),
+            ];
+            for (case, (rows, heads, half, [head_dim, pair_distance])) in
+                cases.into_iter().enumerate()
             {
-                // Half-split pairs and neighbours, forwards and back.
-                let (is_interleaved, is_backward) = (case % 2 == 1, case > 2);
+                let is_backward = case > 2;
                 let table = elements(&mut random, DType::F32, 11 * 2 * half);
                 let positions: Vec<u32> = (0..rows).map(|_| random.below(11) as u32).collect();
-                let x = elements(&mut random, number, rows * heads * 2 * half);
+                let x = elements(&mut random, number, rows * heads * head_dim);
                 // Queries, and keys that are fewer and stand elsewhere.
                 let rotated = [
                     (rows, heads, &positions[..]),
                     (rows - 1, 1, &positions[1..]),
                 ];
                 let there = rotated.map(|(rows, heads, positions)| {
-                    let x = &x[..rows * heads * 2 * half];
+                    let x = &x[..rows * heads * head_dim];
                     (
                         Buffer::of_elements(gpu, number, x),
                         Buffer::of(gpu, positions),
@@ -330,23 +337,36 @@ fn rotary_embedding() {
                 let rope = RopeArgs {
                     table: table_there.span(),
                     half,
-                    is_interleaved,
+                    head_dim,
+                    pair_distance,
                     is_backward,
                 };
                 gpu.rope(number, [0, 1].map(matrix), rope).unwrap();
                 for ((there, _), (_, heads, positions)) in there.iter().zip(rotated) {
                     for (i, found) in there.read_elements(gpu, number).into_iter().enumerate() {
-                        let position = positions[i / (heads * 2 * half)] as usize;
+                        let position = positions[i / (heads * head_dim)] as usize;
                         let (cos, sin) = table[position * 2 * half..][..2 * half].split_at(half);
-                        let place = i % (2 * half);
-                        let (pair, is_first, other) = match (is_interleaved, place < half) {
-                            (true, _) => (place / 2, place % 2 == 0, i ^ 1),
-                            (false, true) => (place, true, i + half),
-                            (false, false) => (place - half, false, i - half),
+                        let step = if pair_distance == 1 { 2 } else { 1 };
+                        let place = i % head_dim;
+                        let mut pairs = (0..half).map(|pair| (pair, pair * step));
+                        let expected = match pairs.find_map(|(pair, low)| {
+                            (place == low)
+                                .then_some((pair, true, i + pair_distance))
+                                .or_else(|| {
+                                    (place == low + pair_distance).then_some((
+                                        pair,
+                                        false,
+                                        i.wrapping_sub(pair_distance),
+                                    ))
+                                })
+                        }) {
+                            Some((pair, is_first, other)) => {
+                                let (cos, sin) = (f64::from(cos[pair]), f64::from(sin[pair]));
+                                let sin = if is_first != is_backward { -sin } else { sin };
+                                f64::from(x[i]) * cos + f64::from(x[other]) * sin
+                            }
+                            None => f64::from(x[i]),
                         };
-                        let (cos, sin) = (f64::from(cos[pair]), f64::from(sin[pair]));
-                        let sin = if is_first != is_backward { -sin } else { sin };
-                        let expected = f64::from(x[i]) * cos + f64::from(x[other]) * sin;
                         let tolerance = expected.abs() * rounding(number) + 2e-7;
                         assert_close(found, expected, tolerance, || number.name().to_owned());
                     }

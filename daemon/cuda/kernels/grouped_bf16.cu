@@ -1,0 +1,4 @@
+#include "grouped_half.cuh"
+
+FOR_EACH_FORMAT(GROUPED_FEW_KERNEL, bf16)
+FOR_EACH_FORMAT(GROUPED_KERNEL, bf16)
