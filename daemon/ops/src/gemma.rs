@@ -7,7 +7,7 @@ use sluice_weights::Weight;
 use crate::{Activation, Backend, Ops, OpsError, Phase, device::DeviceBuffer};
 
 /// Why no GPU comes to these operations.
-const REFUSED: &str = "mixtures are refused on GPUs";
+const REFUSED: &str = "DiffusionGemma is refused on GPUs";
 
 /// What a pass predicts at each place of a canvas, as one token: the mean of all embeddings by their probabilities.
 #[derive(Debug)]

@@ -2,6 +2,7 @@
 //! results back waits.
 
 mod backward;
+mod mixture;
 mod rwkv7;
 mod weights;
 
@@ -15,6 +16,7 @@ use sluice_formats::DType;
 use sluice_machine::{GpuProfile, MemoryKind};
 use sluice_weights::{RopePairs, Weight};
 
+pub(crate) use self::mixture::{ExpertTasks, RouterWeights, task_words};
 use super::{Activation, AttentionShape, Indices, RopeTable, attention::GpuTasks, clock::GpuClock};
 use crate::{
     OpsError,
@@ -205,14 +207,18 @@ impl GpuBackend {
                 x: x.span(),
                 positions: positions.span(),
                 rows: if index < inputs.len() { x.len() } else { 0 },
-                heads: x.width() / (2 * table.half),
+                heads: x.width() / table.head_dim,
             }
         };
         let rotated = [matrix(0), matrix(1)];
         let rope = cuda::RopeArgs {
             table: table.values.span(),
             half: table.half,
-            is_interleaved: table.pairs == RopePairs::Interleaved,
+            head_dim: table.head_dim,
+            pair_distance: match table.pairs {
+                RopePairs::Interleaved => 1,
+                RopePairs::HalfSplit => table.pair_distance,
+            },
             is_backward,
         };
         Ok(self.gpu.rope(inputs[0].0.dtype(), rotated, rope)?)

@@ -2,14 +2,17 @@
 
 use sluice_weights::Weight;
 
-use crate::{Activation, Backend, Ops, OpsError, Phase, all};
+use crate::{
+    Activation, Backend, Ops, OpsError, Phase, all,
+    gpu::{ExpertTasks, task_words},
+};
 
 impl Ops {
     /// `x · expertᵀ` where rows are sorted by expert: those from `offsets[e]` to `offsets[e + 1]` are multiplied by
     /// `experts[e]`, and stay in their order. A row's result is that of [`Ops::linear`] with this row and its expert.
     ///
     /// Where a tensor has the matrices of all experts, one after another, [`Weight::rows`] cuts them out. Experts without rows
-    /// are not read. On a GPU the experts are multiplied one after another.
+    /// are not read. On a GPU two launches multiply all of them, but for those that have to be decompressed first.
     ///
     /// # Errors
     /// When memory cannot be allocated, or the device fails.
@@ -66,12 +69,20 @@ impl Ops {
         match &self.backend {
             Backend::Cpu(cpu) => cpu.gemm_grouped(x, groups, outs.each_mut()),
             Backend::Gpu(gpu) => {
-                for (rows, expert) in groups {
-                    for (weight, out) in expert.iter().zip(&outs) {
+                for (index, out) in outs.iter().enumerate() {
+                    let of_matrix = groups.clone().map(|(rows, each)| (rows, &each[index]));
+                    let (tasks, others) = ExpertTasks::new(x, of_matrix);
+                    let uploaded = self.indices_in(task_words(x.len()), tasks.words())?;
+                    gpu.matmul_grouped(x, &tasks, &uploaded, out)?;
+                    for (rows, weight) in others {
                         let target = out.rows_span(rows.start, rows.len());
-                        gpu.matmul_rows(x, rows.clone(), weight, (target, out.dtype()), false)?;
+                        gpu.matmul_rows(x, rows, weight, (target, out.dtype()), false)?;
                     }
                 }
+            }
+            // The memory of the GPU's tasks.
+            Backend::DryRun if self.device.is_gpu() => {
+                drop(self.indices_in(task_words(x.len()), None)?);
             }
             Backend::DryRun => {}
         }

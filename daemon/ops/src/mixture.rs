@@ -1,11 +1,14 @@
 //! Mixtures of experts: which rows go through which expert, and what comes of it.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{
+    ops::Range,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use sluice_formats::DType;
 use sluice_weights::{Router, Weight};
 
-use crate::{Activation, Backend, Ops, OpsError, Phase};
+use crate::{Activation, Backend, Ops, OpsError, Phase, gpu::RouterWeights};
 
 /// Which experts rows go through, sorted by expert and then by row.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -60,12 +63,36 @@ impl Routing {
 
     /// The places of an expert's rows.
     #[must_use]
-    pub fn places(&self, expert: usize) -> std::ops::Range<usize> {
+    pub fn places(&self, expert: usize) -> Range<usize> {
         self.offsets[expert]..self.offsets[expert + 1]
     }
 
+    /// Rows that have experts at these places, and for a GPU's kernel: these rows, where the entries of each begin, and the
+    /// end; then each entry's place, counted from the first, with the bits of what it counts.
+    fn by_row(&self, places: Range<usize>) -> (usize, Vec<usize>) {
+        let mut entries: Vec<_> = (places.clone().zip(self.rows(places.clone())))
+            .map(|(place, row)| (row, place - places.start, self.weights[place].to_bits()))
+            .collect();
+        // A row's stay in the order of its experts.
+        entries.sort_unstable();
+        let (mut rows, mut starts) = (Vec::new(), Vec::new());
+        for (index, &(row, ..)) in entries.iter().enumerate() {
+            if rows.last() != Some(&row) {
+                rows.push(row);
+                starts.push(index);
+            }
+        }
+        starts.push(entries.len());
+        let count = rows.len();
+        let entries = (entries.iter()).flat_map(|&(_, place, bits)| [place, bits as usize]);
+        (
+            count,
+            rows.into_iter().chain(starts).chain(entries).collect(),
+        )
+    }
+
     /// The rows at some places, in their order.
-    pub fn rows(&self, places: std::ops::Range<usize>) -> impl Iterator<Item = usize> {
+    pub fn rows(&self, places: Range<usize>) -> impl Iterator<Item = usize> {
         self.rows[places].iter().map(|&row| row as usize)
     }
 }
@@ -89,13 +116,14 @@ impl RoutingLog {
 
 impl Ops {
     /// Chooses `per_row` experts for each row. Logits are computed in `f32`, whatever the device rounds elsewhere, `rows_max`
-    /// rows at a time. Experts may have a number of their `own` ([`Router::choose`]). A dry run, which has no logits, has all rows go through the first experts.
+    /// rows at a time. Experts may have a number of their `own` ([`Router::choose`]). A GPU chooses by the same rules and is
+    /// waited for. A dry run, which has no logits, has all rows go through the first experts.
     ///
     /// # Errors
-    /// When memory cannot be allocated.
+    /// When memory cannot be allocated, or the device fails.
     ///
     /// # Panics
-    /// When there are fewer experts, or the widths differ. GPUs have no such operation.
+    /// When there are fewer experts, or the widths differ.
     pub fn route(
         &self,
         x: &Activation,
@@ -106,37 +134,89 @@ impl Ops {
         rows_max: usize,
     ) -> Result<Routing, OpsError> {
         let _timed = self.timed(Phase::Other);
-        let experts = weight.rows;
+        assert!(x.width() == weight.width && per_row <= weight.rows);
         let mut chosen: Vec<u32> = (0..x.len()).flat_map(|_| 0..per_row as u32).collect();
         let mut weights = vec![0.0; chosen.len()];
-        let own = own.map(|own| {
-            let mut values = vec![0.0; experts];
-            if let Backend::Cpu(_) = self.backend {
-                own.dequantize(&mut values);
-            }
-            values
-        });
         for start in (0..x.len()).step_by(rows_max) {
             let rows = start..x.len().min(start + rows_max);
-            let part = self.take_rows(x, &self.indices(rows.clone())?)?;
-            let mut logits = self.pool.take(rows.len(), experts, DType::F32)?;
-            match &self.backend {
-                Backend::Cpu(cpu) => cpu.gemm_unrounded(&part, weight, logits.values_mut()),
-                Backend::Gpu(_) => unreachable!("mixtures are refused on GPUs"),
-                Backend::DryRun => continue,
-            }
             let places = rows.start * per_row..rows.end * per_row;
-            let chosen = chosen[places.clone()].chunks_exact_mut(per_row);
-            let weights = weights[places].chunks_exact_mut(per_row);
-            for ((logits, chosen), weights) in logits.rows_mut().zip(chosen).zip(weights) {
-                router.choose(logits, own.as_deref(), chosen, weights);
+            let (chosen, weights) = (&mut chosen[places.clone()], &mut weights[places]);
+            let router = RouterWeights {
+                router,
+                matrix: weight,
+                own,
+                per_row,
+            };
+            match self.device.is_gpu() {
+                true => self.route_on_gpu((x, rows), &router, chosen, weights)?,
+                false => self.route_on_cpu((x, rows), &router, chosen, weights)?,
             }
         }
-        let routing = Routing::sorted(experts, per_row, &chosen, &weights);
+        let routing = Routing::sorted(weight.rows, per_row, &chosen, &weights);
         if let Some(log) = &self.routing_log {
             log.routings().push(routing.clone());
         }
         Ok(routing)
+    }
+
+    fn route_on_cpu(
+        &self,
+        (x, rows): (&Activation, Range<usize>),
+        weights_of: &RouterWeights<'_>,
+        chosen: &mut [u32],
+        weights: &mut [f32],
+    ) -> Result<(), OpsError> {
+        let RouterWeights {
+            router,
+            matrix,
+            own,
+            per_row,
+        } = *weights_of;
+        let part = self.take_rows(x, &self.indices(rows.clone())?)?;
+        let mut logits = self.pool.take(rows.len(), matrix.rows, DType::F32)?;
+        let Backend::Cpu(cpu) = &self.backend else {
+            return Ok(());
+        };
+        cpu.gemm_unrounded(&part, matrix, logits.values_mut());
+        let own = own.map(|own| {
+            let mut values = vec![0.0; matrix.rows];
+            own.dequantize(&mut values);
+            values
+        });
+        let chosen = chosen.chunks_exact_mut(per_row);
+        let weights = weights.chunks_exact_mut(per_row);
+        for ((logits, chosen), weights) in logits.rows_mut().zip(chosen).zip(weights) {
+            router.choose(logits, own.as_deref(), chosen, weights);
+        }
+        Ok(())
+    }
+
+    fn route_on_gpu(
+        &self,
+        (x, rows): (&Activation, Range<usize>),
+        weights_of: &RouterWeights<'_>,
+        chosen: &mut [u32],
+        weights: &mut [f32],
+    ) -> Result<(), OpsError> {
+        let (count, experts) = (rows.len(), weights_of.matrix.rows);
+        // Rows that are `f32` already need no place to be converted to.
+        let wide_rows = if x.dtype() == DType::F32 { 0 } else { count };
+        let take = |rows, width| self.pool.take(rows, width, DType::F32);
+        let wide = take(wide_rows, x.width())?;
+        let logits = take(count, experts)?;
+        let scratch = take(count, 2 * experts)?;
+        let best = take(2 * count, weights_of.per_row)?;
+        if let Backend::Gpu(gpu) = &self.backend {
+            let memory = [&wide, &logits, &scratch, &best];
+            gpu.choose_experts((x, rows), weights_of, memory)?;
+            let values = gpu.read(&best)?;
+            let (experts, counts) = values.split_at(chosen.len());
+            for (chosen, expert) in chosen.iter_mut().zip(experts) {
+                *chosen = expert.to_bits();
+            }
+            weights.copy_from_slice(counts);
+        }
+        Ok(())
     }
 
     /// Adds all routings to this log from now on.
@@ -147,15 +227,18 @@ impl Ops {
     /// Adds rows of `x`, the outputs at these places, to the rows of `out` that they are of, times what they count. A row's
     /// experts are added in their order, whatever other rows go through.
     ///
+    /// # Errors
+    /// When memory cannot be allocated, or the device fails.
+    ///
     /// # Panics
-    /// When there are more or fewer places than rows of `x`, or the widths differ. GPUs have no such operation.
+    /// When there are more or fewer places than rows of `x`, or the widths differ.
     pub fn add_routed(
         &self,
         out: &mut Activation,
         x: &Activation,
         routing: &Routing,
-        places: std::ops::Range<usize>,
-    ) {
+        places: Range<usize>,
+    ) -> Result<(), OpsError> {
         assert_eq!((x.len(), x.width()), (places.len(), out.width()));
         let _timed = self.timed(Phase::Other);
         match &self.backend {
@@ -167,10 +250,23 @@ impl Ops {
                     }
                 }
             }
-            Backend::Gpu(_) => unreachable!("mixtures are refused on GPUs"),
+            Backend::Gpu(gpu) => {
+                let (row_count, lists) = routing.by_row(places.clone());
+                let lists = self.indices_in(list_words(places.len()), lists)?;
+                gpu.add_routed(out, x, row_count, lists.span())?;
+            }
+            Backend::DryRun if self.device.is_gpu() => {
+                drop(self.indices_in(list_words(places.len()), None)?);
+            }
             Backend::DryRun => {}
         }
+        Ok(())
     }
+}
+
+/// Most words of the lists of so many places ([`Routing::by_row`]).
+fn list_words(places: usize) -> usize {
+    4 * places + 1
 }
 
 #[cfg(test)]
@@ -190,5 +286,12 @@ mod tests {
         assert_eq!(of(1), (vec![1, 2], vec![3.0, 6.0]));
         assert_eq!(of(2), (vec![], vec![]));
         assert_eq!(of(3), (vec![0, 1, 2], vec![1.0, 4.0, 5.0]));
+        let bits = |weight: f32| weight.to_bits() as usize;
+        let (rows, lists) = routing.by_row(1..6);
+        assert_eq!(rows, 3);
+        assert_eq!(lists[..7], [0, 1, 2, 0, 1, 3, 5]);
+        let entries = [(2, 1.0), (0, 3.0), (3, 4.0), (1, 6.0), (4, 5.0)];
+        let entries = entries.map(|(place, weight)| [place, bits(weight)]);
+        assert_eq!(lists[7..], entries.concat());
     }
 }

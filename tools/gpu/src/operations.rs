@@ -5,6 +5,7 @@ mod attention;
 mod backward;
 mod compressed;
 mod lm_heads;
+mod mixture;
 mod rwkv7;
 
 use half::{bf16, f16};
@@ -58,12 +59,13 @@ pub fn operations(
         report,
     };
     type Group<'a> = fn(&mut DevicePair<'a>) -> Result<(), EngineError>;
-    let groups: [(&str, Group<'_>); 20] = [
+    let groups: [(&str, Group<'_>); 21] = [
         ("embeddings", DevicePair::embeddings),
         ("norms", DevicePair::norms),
         ("rotations", DevicePair::rope),
         ("products", DevicePair::matmuls),
         ("products by expert", DevicePair::grouped),
+        ("routers", DevicePair::routers),
         ("coded weights", DevicePair::compressed),
         ("rows", DevicePair::rows),
         ("attention", DevicePair::attention),
@@ -339,16 +341,18 @@ impl DevicePair<'_> {
     }
 
     fn rope(&mut self) -> Result<(), EngineError> {
-        for (heads, head_dim, pairs) in [
-            (4, 64, RopePairs::HalfSplit),
-            (3, 18, RopePairs::HalfSplit),
-            (2, 128, RopePairs::HalfSplit),
-            (4, 64, RopePairs::Interleaved),
-            (3, 18, RopePairs::Interleaved),
+        for (heads, head_dim, pairs, rotated) in [
+            (4, 64, RopePairs::HalfSplit, 64),
+            (3, 18, RopePairs::HalfSplit, 18),
+            (2, 128, RopePairs::HalfSplit, 128),
+            (2, 128, RopePairs::HalfSplit, 64),
+            (4, 64, RopePairs::Interleaved, 64),
+            (3, 18, RopePairs::Interleaved, 18),
         ] {
             let rope = Rope {
                 pairs,
-                ..Rope::plain(500_000.0, head_dim)
+                head_dim,
+                ..Rope::plain(500_000.0, rotated)
             };
             let tables = [
                 RopeTable::new(&rope, 4096, &self.cpu)?,
@@ -361,16 +365,16 @@ impl DevicePair<'_> {
             let places = [0, 1, 77, 4095, 2];
             for (side, ops) in [&self.cpu, &self.tried].into_iter().enumerate() {
                 let positions = [ops.indices(places[2..].to_vec())?, ops.indices(places)?];
-                let rotated = [(&mut q[side], &positions[0]), (&mut k[side], &positions[1])];
-                ops.rope(rotated, &tables[side])?;
+                let both = [(&mut q[side], &positions[0]), (&mut k[side], &positions[1])];
+                ops.rope(both, &tables[side])?;
             }
-            for (what, rotated) in [("queries", q), ("keys", k)] {
+            for (what, turned) in [("queries", q), ("keys", k)] {
                 let name = match pairs {
                     RopePairs::HalfSplit => "rotary embedding",
                     RopePairs::Interleaved => "rotary embedding by neighbours",
                 };
-                let name = format!("{name} of {what}, {heads} heads of {head_dim}");
-                self.check(name, [&rotated[0], &rotated[1]])?;
+                let name = format!("{name} of {what}, {rotated} of {heads} heads of {head_dim}");
+                self.check(name, [&turned[0], &turned[1]])?;
             }
         }
         Ok(())
@@ -417,28 +421,6 @@ impl DevicePair<'_> {
         let expected = self.cpu.linear(&a, &weight.on_cpu())?;
         let found = self.tried.linear(&b, &weight.on_tried())?;
         self.check("linear, odd width".to_owned(), [&expected, &found])
-    }
-
-    /// Rows by expert, of whom some have none.
-    fn grouped(&mut self) -> Result<(), EngineError> {
-        const OFFSETS: [usize; 6] = [0, 3, 3, 4, 37, 37];
-        const OUTPUTS: usize = 130;
-        fn experts(all: Weight<'_>) -> [Weight<'_>; 5] {
-            [0, 1, 2, 3, 4].map(|expert| all.rows(expert * OUTPUTS, (expert + 1) * OUTPUTS))
-        }
-        for format in Format::ALL {
-            let tolerance = self.matmul_tolerance(format);
-            let all = self.stored(5 * OUTPUTS, 256, format, 1.0)?;
-            self.poison()?;
-            let [a, b] = self.activations(37, 256, 2.0)?;
-            let expected = self
-                .cpu
-                .grouped_linear(&a, &experts(all.on_cpu()), &OFFSETS)?;
-            let found = (self.tried).grouped_linear(&b, &experts(all.on_tried()), &OFFSETS)?;
-            let name = format!("linear, grouped, {}", format.name());
-            self.check_within(tolerance, name, [&expected, &found])?;
-        }
-        Ok(())
     }
 
     /// Checks a matmul with weights of this width and so many outputs; for the device's own dtype also by kernels,

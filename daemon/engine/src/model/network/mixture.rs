@@ -123,7 +123,7 @@ impl Network {
             self.activate(ops, &mut gate, &up)?;
             drop(up);
             let out = ops.grouped_linear(&gate, &down, &offsets)?;
-            ops.add_routed(hidden, &out, routing, piece);
+            ops.add_routed(hidden, &out, routing, piece)?;
         }
         Ok(())
     }

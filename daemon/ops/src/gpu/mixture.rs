@@ -1,0 +1,213 @@
+//! Mixtures of experts on a GPU: what their routers choose, and products of rows sorted by expert.
+
+use std::ops::Range;
+
+use sluice_cuda::{self as cuda, EXPERT_TASK_ROWS, ExpertTask, Gpu, GpuSpan};
+use sluice_formats::{DType, Format};
+use sluice_machine::GpuProfile;
+use sluice_weights::{Router, Weight};
+
+use super::{GpuBackend, weights};
+use crate::{Activation, Indices, OpsError};
+
+/// Words of a task, in which it is uploaded.
+const TASK_WORDS: usize = size_of::<ExpertTask>() / size_of::<u32>();
+
+/// Most words of the tasks of so many rows, however these are shared out.
+pub(crate) fn task_words(rows: usize) -> usize {
+    // Each expert has a row at least, and only the last task of one has fewer rows than a task has at most.
+    (rows + rows / EXPERT_TASK_ROWS) * TASK_WORDS
+}
+
+/// Rows from which those of one expert are multiplied by themselves: cuBLAS takes longer for them than a launch does.
+const GROUP_ROWS: usize = 128;
+
+/// The products of rows sorted by expert with a matrix of each that two launches compute, in tasks: those of few rows first.
+pub(crate) struct ExpertTasks {
+    tasks: Vec<ExpertTask>,
+    few: usize,
+    format: Format,
+}
+
+/// Some rows, and the matrix that they are multiplied by.
+type Group<'a> = (Range<usize>, &'a Weight<'a>);
+
+impl ExpertTasks {
+    /// Tasks for these groups, and the groups that are multiplied one by one: large ones, and those whose matrix has to be
+    /// decompressed first, is in another format than the others or is not aligned.
+    pub(crate) fn new<'a>(
+        x: &Activation,
+        groups: impl Iterator<Item = Group<'a>>,
+    ) -> (Self, Vec<Group<'a>>) {
+        let (mut few, mut more, mut others) = (Vec::new(), Vec::new(), Vec::new());
+        let mut format = None;
+        for (rows, weight) in groups {
+            let lies = weight.on_gpu();
+            let factors = [x.span(), lies.span];
+            let is_large = rows.len() >= GROUP_ROWS || rows.len() == x.len();
+            if is_large
+                || lies.compressed.is_some()
+                || *format.get_or_insert(weight.format) != weight.format
+                || !Gpu::has_grouped_matmul(x.dtype(), weight.format, weight.width, factors)
+            {
+                others.push((rows, weight));
+                continue;
+            }
+            for start in rows.clone().step_by(EXPERT_TASK_ROWS) {
+                let task = ExpertTask {
+                    weights: lies.span.address(),
+                    first_row: start as u32,
+                    rows: (rows.end - start).min(EXPERT_TASK_ROWS) as u32,
+                };
+                match task.is_few() {
+                    true => few.push(task),
+                    false => more.push(task),
+                }
+            }
+        }
+        let count = few.len();
+        few.append(&mut more);
+        let tasks = Self {
+            tasks: few,
+            few: count,
+            format: format.unwrap_or(Format::F32),
+        };
+        (tasks, others)
+    }
+
+    /// The words to upload.
+    pub(crate) fn words(&self) -> impl Iterator<Item = usize> {
+        let words: &[u32] = bytemuck::cast_slice(&self.tasks);
+        words.iter().map(|&word| word as usize)
+    }
+}
+
+/// A router with its matrix, and the experts' own numbers.
+pub(crate) struct RouterWeights<'a> {
+    pub(crate) router: &'a Router,
+    pub(crate) matrix: &'a Weight<'a>,
+    pub(crate) own: Option<&'a Weight<'a>>,
+    pub(crate) per_row: usize,
+}
+
+impl GpuBackend {
+    /// Multiplies the rows of all tasks, which were uploaded.
+    pub(crate) fn matmul_grouped(
+        &self,
+        x: &Activation,
+        tasks: &ExpertTasks,
+        uploaded: &Indices,
+        out: &Activation,
+    ) -> Result<(), OpsError> {
+        let product = cuda::GroupedMatmul {
+            out: out.span(),
+            x: x.span(),
+            tasks: uploaded.span(),
+            counts: [tasks.few, tasks.tasks.len() - tasks.few],
+            rows: x.len(),
+            outputs: out.width(),
+            width: x.width(),
+        };
+        Ok(self.gpu.grouped_matmul(x.dtype(), tasks.format, product)?)
+    }
+
+    /// Chooses the experts of some rows of `x`, and what each counts. Logits are computed in `f32`, for which `x` is converted
+    /// to `wide` where it is in 16 bits; `logits` and `scratch`, of twice its size, are overwritten. `chosen` has a row for
+    /// each of these rows with its experts, then one for each with what they count.
+    pub(crate) fn choose_experts(
+        &self,
+        x: (&Activation, Range<usize>),
+        weights: &RouterWeights<'_>,
+        [wide, logits, scratch, chosen]: [&Activation; 4],
+    ) -> Result<(), OpsError> {
+        let (x, rows) = x;
+        let experts = weights.matrix.rows;
+        let count = rows.len() * x.width();
+        let mut factor = x.rows_span(rows.start, rows.len());
+        if x.dtype() != DType::F32 {
+            (self.gpu).to_f32(x.dtype(), wide.span(), factor, count)?;
+            factor = wide.span();
+        }
+        let profile = GpuProfile {
+            dtype: DType::F32,
+            ..self.profile
+        };
+        weights::matmul(
+            &self.gpu,
+            &self.clock,
+            &profile,
+            (factor, rows.len()),
+            weights.matrix,
+            (logits.span(), DType::F32),
+            false,
+        )?;
+        let [best, counts] = [0, 1].map(|half| chosen.rows_span(half * rows.len(), rows.len()));
+        self.gpu.choose_experts(cuda::RouterRows {
+            logits: logits.span(),
+            scratch: scratch.span(),
+            rows: rows.len(),
+            own: weights.own.map(|own| (own.span(), own.format)),
+            rules: &rules(weights.router, experts, weights.per_row),
+            chosen: best,
+            weights: counts,
+        })?;
+        Ok(())
+    }
+
+    /// Adds rows of `x` to rows of `out`, as these lists say ([`cuda::RoutedRows`]).
+    pub(crate) fn add_routed(
+        &self,
+        out: &Activation,
+        x: &Activation,
+        row_count: usize,
+        lists: GpuSpan,
+    ) -> Result<(), OpsError> {
+        const WORD: usize = size_of::<u32>();
+        let part = |start: usize, len: usize| lists.part(start * WORD, len * WORD);
+        let routed = cuda::RoutedRows {
+            x: x.span(),
+            count: x.len(),
+            rows: part(0, row_count),
+            row_count,
+            starts: part(row_count, row_count + 1),
+            entries: part(2 * row_count + 1, 2 * x.len()),
+        };
+        Ok((self.gpu).add_routed(x.dtype(), out.span(), routed, x.width())?)
+    }
+}
+
+fn rules(router: &Router, experts: usize, per_row: usize) -> cuda::RouterRules {
+    let plain = cuda::RouterRules {
+        experts: experts as u32,
+        per_row: per_row as u32,
+        sigmoid: 0,
+        groups: 1,
+        kept_groups: 1,
+        shares: 1,
+        own_are_factors: 0,
+        logit_scale: 1.0,
+        scale: 1.0,
+    };
+    match *router {
+        Router::Softmax { renormalizes } => cuda::RouterRules {
+            shares: renormalizes.into(),
+            ..plain
+        },
+        Router::SigmoidGroups {
+            groups,
+            kept_groups,
+            scale,
+        } => cuda::RouterRules {
+            sigmoid: 1,
+            groups: groups as u32,
+            kept_groups: kept_groups as u32,
+            scale,
+            ..plain
+        },
+        Router::ScaledSoftmax { logit_scale } => cuda::RouterRules {
+            own_are_factors: 1,
+            logit_scale,
+            ..plain
+        },
+    }
+}
