@@ -11,6 +11,7 @@ mod pace;
 mod reader;
 mod stats;
 mod stream;
+mod transfer;
 mod visits;
 
 use std::{
@@ -58,8 +59,10 @@ pub struct Residency {
     /// Where not all experts of a mixture are on the device.
     experts: Option<ExpertCache>,
     visits: ExpertVisits,
-    /// The link to a GPU, while no stream holds it.
+    /// The stream's link to a GPU, while no stream holds it.
     link: Option<GpuLink>,
+    /// The expert cache's link, while no cache holds it.
+    expert_link: Option<GpuLink>,
     /// GPU memory into which weights are decompressed.
     decompressed: Option<DeviceBuffer<Page>>,
     /// `None` in a dry run.
@@ -146,6 +149,7 @@ impl Residency {
             experts: None,
             visits: ExpertVisits::default(),
             link: None,
+            expert_link: None,
             decompressed: None,
             reader: Some(reader),
             device: device.clone(),
@@ -190,6 +194,7 @@ impl Residency {
             experts: None,
             visits: ExpertVisits::default(),
             link: None,
+            expert_link: None,
             decompressed: None,
             reader: None,
             // Never asked: nothing is streamed in a dry run, and its operations have a device of the right profile.
@@ -280,7 +285,7 @@ impl Residency {
     }
 
     /// Says which experts of a layer a pass is about to acquire, in their order. What of them has to be read is read in that order.
-    pub(crate) fn want_experts(&self, layer: usize, experts: impl Iterator<Item = usize> + Clone) {
+    pub fn want_experts(&self, layer: usize, experts: impl Iterator<Item = usize> + Clone) {
         let again = self.visits.visit(layer, experts.clone());
         if let Some(cache) = &self.experts {
             cache.want(layer, experts, again);
@@ -291,7 +296,8 @@ impl Residency {
     ///
     /// # Panics
     /// When the model has no such expert.
-    pub(crate) fn try_acquire(&self, group: WeightGroup) -> Option<WeightGuard<'_>> {
+    #[must_use]
+    pub fn try_acquire(&self, group: WeightGroup) -> Option<WeightGuard<'_>> {
         let held = self.group(group);
         let bytes = match &held.placement {
             GroupPlacement::Resident(loaded) => Bytes::Resident(loaded),

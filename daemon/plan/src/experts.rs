@@ -114,6 +114,11 @@ pub struct PlannedExperts {
 }
 
 impl PlannedExperts {
+    /// The share of a layer's experts that a pass over so many rows touches.
+    pub(super) fn touched_share(&self, rows: usize) -> f64 {
+        self.profile.touched(&self.shape, rows) / self.shape.count as f64
+    }
+
     /// The share of a layer's experts that a pass over so many rows reads, where this share of all experts has a slot.
     pub(super) fn read_share(&self, rows: usize, slots: f64) -> f64 {
         let count = self.shape.count as f64;

@@ -33,7 +33,7 @@ pub use self::{
     kv_cache::{compute_format, resolve_canvas_kv_cache_format, resolve_kv_cache_format},
     pass_time::PassTime,
     switch_estimate::{ConversionSource, SwitchEstimate, estimate_switch},
-    time::{Machine, PINNED_STAGING_BUFFERS, PinnedBudget, pinned_weights_limit},
+    time::{Machine, PINNED_STAGING_BUFFERS, PinnedBudget},
     transition::{TransitionStep, transition},
 };
 
@@ -805,7 +805,7 @@ fn place(
         // Pinned groups and cached files share what the machine has left.
         let limit_bytes = input.machine.pinned_memory_limit_bytes.min(cache_bytes);
         let all = streamed.iter().map(|&index| &forms[index]);
-        let mut pinned = PinnedBudget::new(pinned_weights_limit(limit_bytes, all));
+        let mut pinned = PinnedBudget::new(limit_bytes, all);
         for index in streamed {
             groups[index] = forms[index].clone();
             groups[index].tier = Tier::Host;

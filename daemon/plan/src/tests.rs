@@ -284,6 +284,104 @@ fn copies_to_a_gpu_run_beside_its_work() {
 }
 
 #[test]
+fn of_experts_a_gpu_copies_what_the_cache_lacks() {
+    let shape = PublishedShape::find("llada2-mini").unwrap().shape();
+    let linear = [Format::F32, Format::Bf16].map(|format| LinearRate {
+        format,
+        points: [(1, 1e-12), (64, 2e-12), (512, 1e-11)],
+    });
+    let machine = |pin_limit| Machine {
+        rates: Some(Rates {
+            copy_bytes_per_s: 8e9,
+            link_bytes_per_s: Some(16e9),
+            linear: linear.to_vec(),
+            decompress: Vec::new(),
+            others_share: 0.0,
+            compress_s: 0.0,
+            convert: Vec::new(),
+        }),
+        disk: DiskBandwidth {
+            direct_bytes_per_s: Some(2e9),
+            cold_bytes_per_s: Some(1e9),
+        },
+        ..gpu_machine(pin_limit, u64::MAX)
+    };
+    let plan = |budget_bytes, machine: &Machine| {
+        let plan = Plan::new(&PlanInput {
+            shape,
+            sources: &sources_of(shape),
+            choices: Level::Standard.into(),
+            budget_bytes,
+            workload: Workload::new(32, BLOCK_DEFAULT, 1),
+            working: WorkingMemory::default(),
+            machine,
+        });
+        plan.unwrap()
+    };
+    let is = |seconds: f64, expected: f64| (seconds - expected).abs() < 1e-6 * expected;
+    let all = machine(u64::MAX);
+    // With room for some experts alone, and with less than what comes in every pass takes.
+    for budget in [10 * GIB, GIB] {
+        let kept = plan(budget, &all);
+        assert_eq!(kept.staging.count > 0, budget == GIB);
+        let pass = kept.pass.unwrap();
+        assert!(is(pass.copy_s, kept.streamed_bytes() as f64 / 16e9));
+        assert_eq!(pass.reader_s, pass.copy_s, "nothing is read");
+        // The first pass finds the cache empty, and reads what it touches.
+        let of_experts = |is_expert: bool| -> f64 {
+            let groups = kept.streamed();
+            let groups = groups.filter(|group| group.group.is_expert() == is_expert);
+            groups.map(WeightGroupPlan::bytes).sum::<u64>() as f64
+        };
+        let figures = kept.expert_figures().unwrap();
+        let touched = figures.touched / figures.count as f64;
+        let first = of_experts(false) + touched * of_experts(true);
+        assert!(is(pass.cold_s.unwrap(), first / 1e9));
+        assert!(figures.read < figures.touched);
+
+        let staged = plan(budget, &machine(0));
+        let pass = staged.pass.unwrap();
+        assert!(is(pass.reader_s, staged.streamed_bytes() as f64 / 8e9));
+    }
+}
+
+#[test]
+fn experts_and_what_every_pass_brings_have_pinned_staging_buffers_each() {
+    let shape = PublishedShape::find("llada2-mini").unwrap().shape();
+    let plan = |pin_limit, cache| {
+        let plan = Plan::new(&PlanInput {
+            shape,
+            sources: &sources_of(shape),
+            choices: Level::Standard.into(),
+            budget_bytes: GIB,
+            workload: Workload::default(),
+            working: WorkingMemory::default(),
+            machine: &gpu_machine(pin_limit, cache),
+        });
+        plan.unwrap()
+    };
+    let whole = plan(u64::MAX, u64::MAX);
+    let all: u64 = whole.streamed().map(WeightGroupPlan::staging_bytes).sum();
+    assert_eq!(whole.pinned_bytes, all);
+    let buffers = |plan: &Plan| {
+        PINNED_STAGING_BUFFERS as u64 * (plan.staging.bytes_each + plan.staging.expert_buffer_bytes)
+    };
+    // The last bytes of the limit stay free where they are too few for the next group.
+    let smallest = whole.staging.expert_buffer_bytes;
+    for limit in [GIB, 4 * GIB, all - GIB] {
+        let some = plan(limit, u64::MAX);
+        let planned = some.pinned_bytes + buffers(&some);
+        assert!(planned <= limit && planned + smallest > limit, "{planned}");
+    }
+    // What is read from the disk in every pass needs staging buffers, however much may be pinned.
+    let from_disk = plan(all, 4 * GIB);
+    assert!(from_disk.streamed().any(|group| group.tier == Tier::Disk));
+    let budget = PinnedBudget::new(all, from_disk.streamed());
+    assert!(budget.has_staging());
+    assert!(from_disk.pinned_bytes + buffers(&from_disk) <= 4 * GIB);
+}
+
+#[test]
 fn the_head_is_cut_by_the_shape_alone() {
     let cuts = |level, budget| -> Vec<(WeightGroup, usize)> {
         let plan = plan(&llada_8b(), level, budget).unwrap();

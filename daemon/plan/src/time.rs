@@ -2,7 +2,8 @@
 //!
 //! For each resource, the demands on it are added and divided by its rate. On the CPU, copies from the system's cache,
 //! decompression and matmuls share the cores and add; reads past the cache run beside them. Streamed weights are read
-//! by one thread, which does one thing after the other. On a GPU, decompression and matmuls share the GPU; copies over
+//! by one thread, which does one thing after the other. The expert cache has another, on the same disk and the same
+//! bus, which counts as if the first one did its work. On a GPU, decompression and matmuls share the GPU; copies over
 //! the bus run beside them, as does the thread that reads what is not kept in pinned memory.
 
 use std::collections::HashMap;
@@ -166,31 +167,30 @@ fn by_rates(groups: &[WeightGroupPlan], input: &TimingInput<'_>) -> Option<PassT
     let limit = machine.disk_read_limit_bytes_per_s;
     let mut cold_s = machine.disk.cold_bytes_per_s.map(|_| 0.0);
     // The same rule as in `Plan::new` and in the engine's link, so that the predicted groups are those that are kept.
-    let mut pinned = PinnedBudget::new(pinned_weights_limit(
-        machine.pinned_memory_limit_bytes,
-        streamed(groups),
-    ));
-    let read_share = input.experts.map_or(1.0, |experts| {
-        experts.read_share(input.rows(), input.cached_experts)
+    let mut pinned = PinnedBudget::new(machine.pinned_memory_limit_bytes, streamed(groups));
+    // Of experts, the part that passes touch and the cache does not have; the first pass finds it empty.
+    let expert_shares = input.experts.map_or((1.0, 1.0), |experts| {
+        let rows = input.rows();
+        let read_share = experts.read_share(rows, input.cached_experts);
+        (read_share, experts.touched_share(rows))
     });
     for group in groups {
         time.compute_s += compute_s(group, input)?;
         if !group.is_streamed() {
             continue;
         }
-        // Of experts, the part that passes touch and the cache does not have.
-        let share = if group.group.is_expert() {
-            read_share
-        } else {
-            1.0
+        let (share, first_share) = match group.group.is_expert() {
+            true => expert_shares,
+            false => (1.0, 1.0),
         };
         let bytes = group.file_bytes() as f64 * share;
+        let first_bytes = group.file_bytes() as f64 * first_share;
         if is_gpu {
-            time.copy_s += group.bytes() as f64 / rates.link_bytes_per_s?;
+            time.copy_s += group.bytes() as f64 * share / rates.link_bytes_per_s?;
             // Kept in pinned memory: read from disk by the first pass alone, then only copied.
             if pinned.takes(group) {
                 if let (Some(cold_s), Some(rate)) = (&mut cold_s, machine.disk.cold_bytes_per_s) {
-                    *cold_s += bytes / rate;
+                    *cold_s += first_bytes / rate;
                 }
                 continue;
             }
@@ -216,7 +216,7 @@ fn by_rates(groups: &[WeightGroupPlan], input: &TimingInput<'_>) -> Option<PassT
         if let (Tier::Host, Some(cold_s), Some(rate)) =
             (group.tier, &mut cold_s, machine.disk.cold_bytes_per_s)
         {
-            *cold_s += (bytes / rate - pause_s).max(0.0);
+            *cold_s += (first_bytes / rate - pause_s).max(0.0);
         }
         time.disk_s += disk_s;
         if !is_gpu {
@@ -237,51 +237,56 @@ fn streamed(groups: &[WeightGroupPlan]) -> impl Iterator<Item = &WeightGroupPlan
     groups.iter().filter(|group| group.is_streamed())
 }
 
-/// Pinned staging buffers for groups that are not kept in pinned memory: one is read into, one is copied from.
+/// Pinned staging buffers of each link, for groups that are not kept in pinned memory: one is read into, one is copied
+/// from.
 pub const PINNED_STAGING_BUFFERS: usize = 2;
-
-/// How much of the pinned memory is for groups that are kept: all of it where they all fit, else what the staging
-/// buffers leave.
-pub fn pinned_weights_limit<'a>(
-    limit_bytes: u64,
-    streamed: impl IntoIterator<Item = &'a WeightGroupPlan>,
-) -> u64 {
-    let (mut all, mut most) = (0, 0);
-    for group in streamed {
-        all += group.staging_bytes();
-        most = most.max(group.staging_bytes());
-    }
-    match all <= limit_bytes {
-        true => limit_bytes,
-        // Groups that are read in every pass go through staging buffers, which are to be pinned as well.
-        false => limit_bytes.saturating_sub(PINNED_STAGING_BUFFERS as u64 * most),
-    }
-}
 
 /// Bytes of pinned memory that streamed groups are kept in.
 pub(super) fn pinned_bytes(groups: &[WeightGroupPlan], machine: &Machine) -> u64 {
-    let mut pinned = PinnedBudget::new(pinned_weights_limit(
-        machine.pinned_memory_limit_bytes,
-        streamed(groups),
-    ));
-    let kept = groups
-        .iter()
-        .filter(|group| group.is_streamed() && pinned.takes(group));
+    let mut pinned = PinnedBudget::new(machine.pinned_memory_limit_bytes, streamed(groups));
+    let kept = streamed(groups).filter(|group| pinned.takes(group));
     kept.map(WeightGroupPlan::staging_bytes).sum()
 }
 
-/// Decides which streamed groups are kept in pinned memory: the first ones that fit.
+/// Decides which of all streamed groups are kept in pinned memory: the first ones that fit.
 #[derive(Debug)]
 pub struct PinnedBudget {
     left_bytes: u64,
+    has_staging: bool,
 }
 
 impl PinnedBudget {
-    /// A budget of so many bytes.
-    pub fn new(limit_bytes: u64) -> Self {
-        Self {
-            left_bytes: limit_bytes,
+    /// A budget of so much pinned memory for these groups: all of it is for groups that are kept where they all fit,
+    /// else what the staging buffers leave.
+    pub fn new<'a>(
+        limit_bytes: u64,
+        streamed: impl IntoIterator<Item = &'a WeightGroupPlan>,
+    ) -> Self {
+        // Experts have a link, and staging buffers, of their own: a pass brings both at once.
+        let (mut all, mut most) = (0, [0; 2]);
+        let mut is_any_on_disk = false;
+        for group in streamed {
+            let bytes = group.staging_bytes();
+            all += bytes;
+            is_any_on_disk |= group.tier == Tier::Disk;
+            let most = &mut most[usize::from(group.group.is_expert())];
+            *most = bytes.max(*most);
         }
+        let has_staging = all > limit_bytes || is_any_on_disk;
+        // Groups that are read in every pass go through staging buffers, which are to be pinned as well.
+        let staging_bytes = match has_staging {
+            true => PINNED_STAGING_BUFFERS as u64 * most.iter().sum::<u64>(),
+            false => 0,
+        };
+        Self {
+            left_bytes: limit_bytes.saturating_sub(staging_bytes),
+            has_staging,
+        }
+    }
+
+    /// Whether a part of the pinned memory is for staging buffers.
+    pub fn has_staging(&self) -> bool {
+        self.has_staging
     }
 
     /// Whether this group is kept, which comes next in the order of a pass.

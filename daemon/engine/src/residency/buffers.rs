@@ -14,7 +14,7 @@ use sluice_weights::WeightGroupPlan;
 use super::{
     GroupPlacement, Residency,
     experts::ExpertCache,
-    link::GpuLink,
+    link::{GpuLink, LinkShare, LinkShares},
     stream::{StreamRemains, WeightStream},
 };
 use crate::error::EngineError;
@@ -49,56 +49,85 @@ impl Residency {
             // Freed before new ones are allocated: a plan counts one set.
             slots.clear();
         }
-        self.fit_expert_cache()?;
+        let streamed = self.groups.iter().map(|held| &held.plan);
+        let shares = LinkShares::new(
+            self.reader().pinned_memory_limit_bytes(),
+            streamed.filter(|plan| plan.is_streamed()),
+        );
+        // Before anything is brought: what one link gives up the other may take.
+        let link = self.link.take();
+        self.link = match cycle.is_empty() {
+            // Its pinned memory goes back to other programs.
+            true => None,
+            false => self.fitted_link(link, shares.cycle)?,
+        };
+        self.fit_expert_cache(shares.experts)?;
         if cycle.is_empty() {
-            // Nothing is streamed, so the link's pinned memory goes back to other programs.
-            self.link = None;
             return Ok(());
         }
         if !is_same {
             slots = WeightStream::staging(self.staging, &self.device, &self.ledger)?;
         }
         let reader = Arc::clone(self.reader());
-        let mut link = match (self.link.take(), self.device.gpu()) {
-            (None, Some(gpu)) => {
-                let limit_bytes = reader.pinned_memory_limit_bytes();
-                Some(GpuLink::new(gpu, limit_bytes, &self.ledger)?)
-            }
-            (link, _) => link,
-        };
-        if let Some(link) = &mut link {
-            // Before the thread starts: the link is the thread's alone from then on.
-            link.fit(&cycle);
-        }
+        let link = self.link.take();
         self.stream = Some(WeightStream::start(reader, cycle, slots, link)?);
         Ok(())
     }
 
+    /// A link to the GPU, with what it kept before as far as its share says so; `None` on the CPU.
+    fn fitted_link(
+        &self,
+        link: Option<GpuLink>,
+        share: LinkShare,
+    ) -> Result<Option<GpuLink>, EngineError> {
+        let mut link = match (link, self.device.gpu()) {
+            (None, Some(gpu)) => Some(GpuLink::new(gpu, &self.ledger)?),
+            (link, _) => link,
+        };
+        if let Some(link) = &mut link {
+            link.fit(share);
+        }
+        Ok(link)
+    }
+
     /// Starts or ends the expert cache, as the plan in force says; one that serves goes on with what it has.
-    fn fit_expert_cache(&mut self) -> Result<(), EngineError> {
+    fn fit_expert_cache(&mut self, share: LinkShare) -> Result<(), EngineError> {
         let reader = Arc::clone(self.reader());
         let experts = (self.groups.iter())
             .map(|held| &held.plan)
             .filter(|plan| plan.group.is_expert());
         if !experts.clone().any(WeightGroupPlan::is_streamed) {
-            self.experts = None;
+            self.end_expert_cache();
+            self.expert_link = None;
             return Ok(());
         }
-        let is_same = (self.experts.as_ref())
-            .is_some_and(|cache| cache.serves(&reader, experts.clone(), &self.staging));
-        if !is_same {
-            let experts = experts.cloned().collect();
-            // The old slots are freed before new ones are allocated.
-            self.experts = None;
-            self.experts = Some(ExpertCache::start(
-                reader,
-                experts,
-                &self.staging,
-                &self.device,
-                &self.ledger,
-            )?);
+        if let Some(cache) = &self.experts
+            && cache.serves(&reader, experts.clone(), &self.staging)
+        {
+            cache.fit_link(share);
+            return Ok(());
         }
+        let experts = experts.cloned().collect();
+        // The old slots are freed before new ones are allocated.
+        self.end_expert_cache();
+        let link = self.expert_link.take();
+        self.expert_link = self.fitted_link(link, share)?;
+        let slots = ExpertCache::slots(&self.staging, &self.device, &self.ledger)?;
+        let link = self.expert_link.take();
+        self.experts = Some(ExpertCache::start(
+            reader,
+            experts,
+            slots,
+            &self.device,
+            link,
+        )?);
         Ok(())
+    }
+
+    /// Ends the expert cache, and frees its slots. The GPU link stays for the next one.
+    pub(super) fn end_expert_cache(&mut self) {
+        let link = self.experts.take().and_then(ExpertCache::end);
+        self.expert_link = link.or(self.expert_link.take());
     }
 
     /// Allocates or frees decompression memory, as the staging buffers in force say.

@@ -189,7 +189,7 @@ impl Residency {
         let groups = &target.groups;
         // Frees the staging buffers: the steps before have found that groups do not fit beside them.
         drop(self.end_stream());
-        self.experts = None;
+        self.end_expert_cache();
         self.decompressed = None;
         for &index in evicted {
             // This may continue a cancelled call, which has evicted some of them already.

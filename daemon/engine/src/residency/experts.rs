@@ -1,7 +1,8 @@
 //! The expert cache: slots for as many of a mixture's experts as the budget has room for, whichever passes touch. A thread of its own
 //! reads what the router has chosen and is not there, and, while nothing is wanted, what the next layers' last visits touched.
 //!
-//! As with staging buffers, slots change hands by value: nobody sees one that is being filled. Which expert goes for another follows
+//! As with staging buffers, slots change hands by value: nobody sees one that is being filled. On a GPU they do so as soon as what
+//! they hold, or the work on it, is sent ([`transfer`](super::transfer)). Which expert goes for another follows
 //! from what passes have touched ([`usage`]), and moves bytes only: no result depends on it.
 
 mod usage;
@@ -14,6 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use sluice_cuda::{Gpu, StreamMark};
 use sluice_formats::interleaved;
 use sluice_machine::{
     MemoryKind,
@@ -29,10 +31,12 @@ use sluice_weights::WeightGroupPlan;
 
 use self::usage::ExpertUsage;
 use super::{
+    link::{BroughtGroup, CopyMarks, GpuLink, LinkShare},
     monitor::Monitor,
     pace::ReadPace,
     reader::{LoadedGroup, WeightReader},
     stats::{ExpertStats, StreamStats},
+    transfer::{FreeBuffer, GroupTransfer, Transfers, mark_after_use},
 };
 use crate::error::EngineError;
 
@@ -48,7 +52,8 @@ pub(super) struct ExpertCache {
     /// The index of each of the model's layers among those with experts.
     layers: BTreeMap<usize, usize>,
     slots: (usize, u64),
-    thread: Option<JoinHandle<()>>,
+    /// Returns the GPU link when it ends.
+    thread: Option<JoinHandle<Option<GpuLink>>>,
 }
 
 #[derive(Debug)]
@@ -57,12 +62,15 @@ struct CacheShared {
     /// The experts, in the order of a pass. One that is on the device besides is never asked for.
     experts: Vec<WeightGroupPlan>,
     interleaves: bool,
+    /// The GPU that the slots are on.
+    gpu: Option<Gpu>,
     monitor: Monitor<CacheState>,
 }
 
 #[derive(Debug)]
 struct CacheState {
-    free: Vec<DeviceBuffer<Page>>,
+    free: Vec<FreeBuffer>,
+    /// In slots; on a GPU, with their copy sent.
     ready: BTreeMap<usize, CachedExpert>,
     in_use: BTreeSet<usize>,
     /// Experts of the present layer that are yet to be used.
@@ -72,7 +80,10 @@ struct CacheState {
     slots: usize,
     /// A read that failed. The thread pauses until somebody asks for an expert.
     failed: Option<(usize, EngineError)>,
+    /// What the GPU link is to be fitted to: the link is the thread's.
+    share: Option<LinkShare>,
     stats: StreamStats,
+    transfers: Transfers,
     /// What the last visit of each layer came to.
     last_visits: Vec<ExpertStats>,
 }
@@ -85,11 +96,15 @@ struct CachedExpert {
     time: Duration,
     /// Whether it was read and not used yet.
     is_new: bool,
+    /// On a GPU: the marks of its copy, until work was made to wait for it.
+    arrival: Option<CopyMarks>,
+    /// On a GPU: stands behind the work that used it last.
+    used: Option<StreamMark>,
 }
 
 impl CacheState {
     /// The next expert to read, and the slot to read it into, if there are both.
-    fn start_next(&mut self) -> Option<(usize, DeviceBuffer<Page>)> {
+    fn start_next(&mut self) -> Option<(usize, FreeBuffer)> {
         if self.failed.is_some() {
             return None;
         }
@@ -123,7 +138,7 @@ impl CacheState {
 
     /// A slot for an expert that the present layer wants: a free one, or that of the expert which is worth least, or else that of one
     /// which the layer wants later.
-    fn slot_for_wanted(&mut self, place: usize) -> Option<DeviceBuffer<Page>> {
+    fn slot_for_wanted(&mut self, place: usize) -> Option<FreeBuffer> {
         if let Some(slot) = self.free.pop() {
             return Some(slot);
         }
@@ -135,20 +150,37 @@ impl CacheState {
         Some(self.take_slot(victim))
     }
 
-    fn take_slot(&mut self, place: usize) -> DeviceBuffer<Page> {
+    fn take_slot(&mut self, place: usize) -> FreeBuffer {
         let expert = self.ready.remove(&place).expect("it is ready");
-        expert.loaded.memory
+        FreeBuffer {
+            memory: expert.loaded.memory,
+            // If nobody has used it its copy may be in flight: the next one is sent behind it.
+            used: expert.used,
+        }
     }
 }
 
 impl ExpertCache {
-    /// Allocates the slots, and starts to read what is wanted.
-    pub(super) fn start(
-        reader: Arc<WeightReader>,
-        experts: Vec<WeightGroupPlan>,
+    /// Allocates a cache's slots.
+    pub(super) fn slots(
         staging: &StagingBuffers,
         device: &Device,
         ledger: &Ledger,
+    ) -> Result<Vec<DeviceBuffer<Page>>, EngineError> {
+        let pages = staging.expert_buffer_bytes as usize / PAGE_BYTES;
+        // An allocation for each, since they change hands one by one.
+        let slot = || DeviceBuffer::new(device, ledger, MemoryKind::StagingBuffers, pages);
+        let slots = (0..staging.expert_buffers).map(|_| slot());
+        Ok(slots.collect::<Result<_, _>>()?)
+    }
+
+    /// Starts to bring what is wanted of the experts to these slots, by a link where they are on a GPU.
+    pub(super) fn start(
+        reader: Arc<WeightReader>,
+        experts: Vec<WeightGroupPlan>,
+        slots: Vec<DeviceBuffer<Page>>,
+        device: &Device,
+        link: Option<GpuLink>,
     ) -> Result<Self, EngineError> {
         let mut layers = BTreeMap::new();
         let mut counts: Vec<usize> = Vec::new();
@@ -158,26 +190,31 @@ impl ExpertCache {
             counts.resize(layers.len(), 0);
             counts[index] += 1;
         }
-        let pages = staging.expert_buffer_bytes as usize / PAGE_BYTES;
-        // An allocation for each, since they change hands one by one.
-        let slot = || DeviceBuffer::new(device, ledger, MemoryKind::StagingBuffers, pages);
-        let free = (0..staging.expert_buffers).map(|_| slot());
+        let slot_bytes = slots.first().map_or(0, DeviceBuffer::bytes);
+        let slot_count = slots.len();
         let state = CacheState {
-            free: free.collect::<Result<_, _>>()?,
+            free: slots.into_iter().map(FreeBuffer::new).collect(),
             ready: BTreeMap::new(),
             in_use: BTreeSet::new(),
             wanted: BTreeSet::new(),
             filling: None,
             last_visits: vec![ExpertStats::default(); counts.len()],
             usage: ExpertUsage::new(counts),
-            slots: staging.expert_buffers,
+            slots: slot_count,
             failed: None,
-            stats: StreamStats::default(),
+            share: None,
+            stats: StreamStats {
+                // A link that has served another cache has kept what it had.
+                pinned_bytes: link.as_ref().map_or(0, GpuLink::pinned_weight_bytes),
+                ..StreamStats::default()
+            },
+            transfers: Transfers::default(),
         };
         let shared = Arc::new(CacheShared {
             reader,
             experts,
             interleaves: device.interleaves_weights(),
+            gpu: link.as_ref().map(|link| link.gpu().clone()),
             monitor: Monitor::new(state),
         });
         // A thread of its own: it blocks in reads, which a thread of the pool that computes must not.
@@ -185,13 +222,13 @@ impl ExpertCache {
             .name("sluice-experts".to_owned())
             .spawn({
                 let shared = Arc::clone(&shared);
-                move || shared.fill_slots()
+                move || shared.fill_slots(link)
             })
             .map_err(|error| EngineError::Ops(OpsError::Threads(error.to_string())))?;
         Ok(Self {
             shared,
             layers,
-            slots: (staging.expert_buffers, staging.expert_buffer_bytes),
+            slots: (slot_count, slot_bytes),
             thread: Some(thread),
         })
     }
@@ -207,6 +244,12 @@ impl ExpertCache {
         Arc::ptr_eq(&self.shared.reader, reader)
             && self.slots == (staging.expert_buffers, staging.expert_buffer_bytes)
             && pairs.all(|(own, asked)| own == asked || !asked.is_streamed())
+    }
+
+    /// Has the GPU link keep what this share says from now on.
+    pub(super) fn fit_link(&self, share: LinkShare) {
+        self.shared.monitor.state().share = Some(share);
+        self.shared.monitor.notify();
     }
 
     /// Says which experts of a layer a pass is about to use, in their order: what is missing is read in that order. So many of
@@ -242,20 +285,27 @@ impl ExpertCache {
         self.shared.monitor.notify();
     }
 
-    /// An expert, if it is there.
+    /// An expert, if it is there. On a GPU, work that is sent from now on waits for its copy.
     pub(super) fn try_take(&self, place: usize) -> Option<ExpertInUse> {
-        let mut state = self.shared.monitor.state();
-        self.in_use(&mut state, place)
+        let expert = self.in_use(&mut self.shared.monitor.state(), place)?;
+        // If the GPU cannot be told to wait it has failed, which whoever waits for the expert is told.
+        self.receive(expert, None).ok()
     }
 
-    /// Waits for an expert. Nobody else may hold as many as there are slots.
+    /// Waits for an expert; on a GPU, until its copy is sent. Nobody else may hold as many as there are slots.
     pub(super) fn take(&self, place: usize) -> Result<ExpertInUse, EngineError> {
         let begun = Instant::now();
+        // Marked before the lock: the GPU's wait is measured from the last work that was sent until the copy has
+        // arrived.
+        let asked = self.shared.gpu.as_ref().map(Gpu::mark).transpose()?;
         let mut state = self.shared.monitor.state();
         loop {
             if let Some(expert) = self.in_use(&mut state, place) {
-                state.stats.waited += begun.elapsed();
-                return Ok(expert);
+                if asked.is_none() {
+                    state.stats.waited += begun.elapsed();
+                }
+                drop(state);
+                return self.receive(expert, asked);
             }
             if let Some((failed, error)) = state.failed.take()
                 && failed == place
@@ -277,7 +327,9 @@ impl ExpertCache {
         if std::mem::take(&mut expert.is_new) {
             // Counted here and not when it was read: what was read for nothing has served nobody.
             state.stats.bytes += self.shared.experts[place].bytes();
-            state.stats.copied += std::mem::take(&mut expert.time);
+            if self.shared.gpu.is_none() {
+                state.stats.copied += std::mem::take(&mut expert.time);
+            }
         }
         Some(ExpertInUse {
             place,
@@ -286,9 +338,29 @@ impl ExpertCache {
         })
     }
 
+    /// Makes a GPU's work wait for the copy of an expert, from `asked` on or from now. Once is enough: all work is sent to one stream.
+    fn receive(
+        &self,
+        mut taken: ExpertInUse,
+        asked: Option<StreamMark>,
+    ) -> Result<ExpertInUse, EngineError> {
+        let expert = taken.expert.as_mut().expect("only drop takes it");
+        if let Some(gpu) = &self.shared.gpu
+            && expert.arrival.is_some()
+        {
+            let asked = asked.map_or_else(|| gpu.mark(), Ok)?;
+            let transfer = GroupTransfer::receive(gpu, &mut expert.arrival, asked)?;
+            self.shared.monitor.state().transfers.add(transfer);
+        }
+        Ok(taken)
+    }
+
     /// Time and bytes of reading so far, and where the experts were that passes have touched.
     pub(super) fn stats(&self) -> StreamStats {
-        self.shared.monitor.state().stats
+        let mut guard = self.shared.monitor.state();
+        let state = &mut *guard;
+        state.transfers.settle(&mut state.stats);
+        state.stats
     }
 
     /// What the last visit of each of the model's layers that have experts came to.
@@ -305,30 +377,52 @@ impl ExpertCache {
         let state = self.shared.monitor.state();
         state.ready.keys().chain(&state.in_use).copied().collect()
     }
-}
 
-impl Drop for ExpertCache {
-    fn drop(&mut self) {
+    /// Ends the cache, and returns the GPU link with the experts it keeps. No expert may be in use.
+    pub(super) fn end(mut self) -> Option<GpuLink> {
+        self.stop()
+    }
+
+    fn stop(&mut self) -> Option<GpuLink> {
         // Under the lock: a thread that has looked at it and is about to wait would miss the wake-up.
         let state = self.shared.monitor.state();
         self.shared.monitor.abandon.store(true, Ordering::Relaxed);
         drop(state);
         self.shared.monitor.notify();
-        if let Some(thread) = self.thread.take() {
-            // A panic has shown itself as an expert that never came.
-            drop(thread.join());
+        // A panic has shown itself as an expert that never came.
+        let link = self.thread.take()?.join().ok().flatten();
+        if let Some(link) = &link {
+            // Copies and work may use the slots, which are about to be freed. If waiting fails the GPU has failed, which whoever uses
+            // it next is told.
+            drop(link.wait());
+            drop(link.gpu().synchronize());
         }
+        link
+    }
+}
+
+impl Drop for ExpertCache {
+    fn drop(&mut self) {
+        drop(self.stop());
     }
 }
 
 impl CacheShared {
     /// The thread's loop.
-    fn fill_slots(&self) {
+    fn fill_slots(&self, mut link: Option<GpuLink>) -> Option<GpuLink> {
         let mut pace = self.reader.limit_bytes_per_s().map(ReadPace::new);
         let mut state = self.monitor.state();
         // Only the end of the cache cancels a read.
         while !self.monitor.abandon.load(Ordering::Relaxed) {
-            let Some((place, mut memory)) = state.start_next() else {
+            if let (Some(link), Some(share)) = (&mut link, state.share.take()) {
+                // Without the lock: it takes the system long to free much pinned memory.
+                drop(state);
+                link.fit(share);
+                state = self.monitor.state();
+                state.stats.pinned_bytes = link.pinned_weight_bytes();
+                continue;
+            }
+            let Some((place, mut slot)) = state.start_next() else {
                 state = self.monitor.wait(state);
                 continue;
             };
@@ -336,27 +430,24 @@ impl CacheShared {
             drop(state);
             let begun = Instant::now();
             let group = &self.experts[place];
-            let read = || {
-                let memory = memory.host_mut();
-                let starts = self.reader.stream(group, memory, &self.monitor.abandon)?;
-                if let (Some(starts), true) = (&starts, self.interleaves) {
-                    interleave(group, starts, memory);
-                }
-                Ok(starts)
-            };
             // Whoever waits for this expert must hear of it, even if reading panics.
-            let result = catch_unwind(AssertUnwindSafe(read)).unwrap_or(Err(EngineError::Panicked));
-            if let (Some(pace), Ok(Some(_))) = (&mut pace, &result) {
+            let bring = || self.bring(group, &mut slot, link.as_mut());
+            let result =
+                catch_unwind(AssertUnwindSafe(bring)).unwrap_or(Err(EngineError::Panicked));
+            if let (Some(pace), Ok(Some(brought))) = (&mut pace, &result)
                 // With a read limit it is withheld until its bytes are due.
-                self.monitor.wait_until(pace.due(begun, group.file_bytes()));
+                && let Some(since) = brought.read_since
+            {
+                self.monitor.wait_until(pace.due(since, group.file_bytes()));
             }
             state = self.monitor.state();
             state.filling = None;
+            state.stats.pinned_bytes = link.as_ref().map_or(0, GpuLink::pinned_weight_bytes);
             match result {
-                Ok(Some(starts)) => {
+                Ok(Some(brought)) => {
                     let loaded = LoadedGroup {
-                        memory,
-                        starts,
+                        memory: slot.memory,
+                        starts: brought.starts,
                         compressed: self.reader.compressed(group),
                         is_interleaved: self.interleaves,
                     };
@@ -364,18 +455,36 @@ impl CacheShared {
                         loaded,
                         time: begun.elapsed(),
                         is_new: true,
+                        arrival: brought.arrival,
+                        used: None,
                     };
                     state.stats.experts.read += 1;
                     state.ready.insert(place, expert);
                 }
-                Ok(None) => state.free.push(memory),
+                // Nothing was sent to the slot, so its earlier mark still says until when the GPU uses it.
+                Ok(None) => state.free.push(slot),
                 Err(error) => {
-                    state.free.push(memory);
+                    state.free.push(slot);
                     state.failed = Some((place, error));
                 }
             }
             self.monitor.notify();
         }
+        link
+    }
+
+    /// Brings an expert to a slot; `None` when cancelled.
+    fn bring(
+        &self,
+        expert: &WeightGroupPlan,
+        slot: &mut FreeBuffer,
+        link: Option<&mut GpuLink>,
+    ) -> Result<Option<BroughtGroup>, EngineError> {
+        let brought = slot.fill(&self.reader, expert, link, &self.monitor.abandon)?;
+        if let (Some(brought), true) = (&brought, self.interleaves) {
+            interleave(expert, &brought.starts, slot.memory.host_mut());
+        }
+        Ok(brought)
     }
 }
 
@@ -409,7 +518,8 @@ impl ExpertInUse {
 
 impl Drop for ExpertInUse {
     fn drop(&mut self) {
-        if let Some(expert) = self.expert.take() {
+        if let Some(mut expert) = self.expert.take() {
+            expert.used = self.shared.gpu.as_ref().and_then(mark_after_use);
             let mut state = self.shared.monitor.state();
             state.in_use.remove(&self.place);
             state.ready.insert(self.place, expert);

@@ -7,19 +7,18 @@
 //! refuses more pinned memory, the rest is staged; where it pins nothing, the buffers are pageable. The same holds
 //! while another model has pinned what the limit allows.
 //!
+//! The cycle of a pass and the expert cache have a link each, so that an expert that is wanted now does not queue behind
+//! groups that are wanted later. Which groups are kept is decided once for both, as the plan did.
+//!
 //! Only stream marks keep order: a copy into a device buffer waits for the work that read the buffer before, and work
 //! on a buffer for the copy into it. The host waits only before it writes to memory that copies are made from.
 
-use std::{
-    collections::{HashMap, HashSet},
-    sync::atomic::AtomicBool,
-    time::{Duration, Instant},
-};
+use std::{collections::HashMap, sync::atomic::AtomicBool, time::Instant};
 
 use sluice_cuda::{CopyStream, CudaError, Gpu, GpuSpan, HostMemory, StreamMark};
 use sluice_machine::page::Page;
 use sluice_ops::ledger::{Ledger, PinnedEntry};
-use sluice_plan::{PINNED_STAGING_BUFFERS, PinnedBudget, pinned_weights_limit};
+use sluice_plan::{PINNED_STAGING_BUFFERS, PinnedBudget};
 use sluice_weights::{WeightGroup, WeightGroupPlan, layout};
 
 use super::reader::WeightReader;
@@ -30,12 +29,9 @@ use crate::error::EngineError;
 pub(super) struct GpuLink {
     copies: CopyStream,
     pinned: HashMap<WeightGroup, PinnedGroup>,
-    /// The groups that are to be kept in pinned memory.
-    to_pin: HashSet<WeightGroup>,
-    /// Limit of pinned bytes, of all that share the ledger.
-    limit_bytes: u64,
-    /// Whether a part of the limit is for staging buffers.
-    pins_staging: bool,
+    /// Bytes of these.
+    pinned_bytes: u64,
+    share: LinkShare,
     /// Whether the system has refused more pinned memory.
     is_refused: bool,
     staging: [Option<StagingBuffer>; PINNED_STAGING_BUFFERS],
@@ -44,6 +40,60 @@ pub(super) struct GpuLink {
     /// The ledger that counts pinned memory.
     ledger: Ledger,
     gpu: Gpu,
+}
+
+/// What one of a model's links has of the pinned memory.
+#[derive(Debug, Clone, Default)]
+pub(super) struct LinkShare {
+    /// The groups that are to be kept there.
+    keeps: HashMap<WeightGroup, WeightGroupPlan>,
+    /// Bytes of the largest group of the others.
+    staging_bytes: u64,
+    /// Whether a part of the limit is for staging buffers.
+    pins_staging: bool,
+    /// Limit of pinned bytes, of all that share the ledger.
+    limit_bytes: u64,
+}
+
+/// The shares of both links.
+#[derive(Debug)]
+pub(super) struct LinkShares {
+    /// Of the groups that every pass needs.
+    pub(super) cycle: LinkShare,
+    /// Of a mixture's experts.
+    pub(super) experts: LinkShare,
+}
+
+impl LinkShares {
+    /// Divides so many bytes between all streamed groups, which come in the order of a pass.
+    pub(super) fn new<'a>(
+        limit_bytes: u64,
+        streamed: impl Iterator<Item = &'a WeightGroupPlan> + Clone,
+    ) -> Self {
+        // The same rule over the same groups as the plan's, so that exactly the planned ones are kept.
+        let mut pinned = PinnedBudget::new(limit_bytes, streamed.clone());
+        let share = LinkShare {
+            pins_staging: pinned.has_staging(),
+            limit_bytes,
+            ..LinkShare::default()
+        };
+        let mut shares = Self {
+            cycle: share.clone(),
+            experts: share,
+        };
+        for group in streamed {
+            let share = match group.group.is_expert() {
+                true => &mut shares.experts,
+                false => &mut shares.cycle,
+            };
+            if pinned.takes(group) {
+                share.keeps.insert(group.group, group.clone());
+            } else {
+                share.staging_bytes = share.staging_bytes.max(group.staging_bytes());
+            }
+        }
+        shares
+    }
 }
 
 /// A weight group in pinned memory.
@@ -95,14 +145,13 @@ pub(super) struct CopyMarks {
 }
 
 impl GpuLink {
-    /// A link to this GPU, with at most so many bytes of pinned memory, those of others in this ledger included.
-    pub(super) fn new(gpu: &Gpu, limit_bytes: u64, ledger: &Ledger) -> Result<Self, EngineError> {
+    /// A link to this GPU, which keeps nothing before it is [fitted](Self::fit).
+    pub(super) fn new(gpu: &Gpu, ledger: &Ledger) -> Result<Self, EngineError> {
         Ok(Self {
             copies: CopyStream::new(gpu)?,
             pinned: HashMap::new(),
-            to_pin: HashSet::new(),
-            limit_bytes,
-            pins_staging: false,
+            pinned_bytes: 0,
+            share: LinkShare::default(),
             is_refused: false,
             staging: [const { None }; PINNED_STAGING_BUFFERS],
             next_staging: 0,
@@ -113,40 +162,28 @@ impl GpuLink {
 
     /// Frees pinned groups that are streamed in another form now, or no more, and buffers that are larger than
     /// necessary: others want their share of the limit.
-    pub(super) fn fit(&mut self, cycle: &[WeightGroupPlan]) {
-        // The same rule in the same order as the plan's, so that exactly the planned groups are kept.
-        let keep_limit_bytes = pinned_weights_limit(self.limit_bytes, cycle);
-        let mut pinned = PinnedBudget::new(keep_limit_bytes);
-        let keeps: Vec<_> = cycle.iter().filter(|group| pinned.takes(group)).collect();
-        self.pinned.retain(|_, kept| keeps.contains(&&kept.group));
-        self.to_pin = keeps.iter().map(|group| group.group).collect();
-        self.pins_staging = keep_limit_bytes < self.limit_bytes;
-        let staged = cycle
-            .iter()
-            .filter(|group| !self.to_pin.contains(&group.group));
-        let most = staged
-            .map(WeightGroupPlan::staging_bytes)
-            .max()
-            .unwrap_or(0);
+    pub(super) fn fit(&mut self, share: LinkShare) {
+        self.pinned
+            .retain(|group, kept| share.keeps.get(group) == Some(&kept.group));
+        let bytes = self.pinned.values().map(|kept| kept.memory.len() as u64);
+        self.pinned_bytes = bytes.sum();
         for buffer in &mut self.staging {
-            buffer.take_if(|buffer| buffer.memory.len() as u64 > most);
+            buffer.take_if(|buffer| buffer.memory.len() as u64 > share.staging_bytes);
         }
-        // A new cycle may need less than the system refused before.
+        // Other groups may need less than the system refused before.
         self.is_refused = false;
+        self.share = share;
     }
 
     /// Bytes that are kept in pinned memory.
     pub(super) fn pinned_weight_bytes(&self) -> u64 {
-        self.pinned
-            .values()
-            .map(|kept| kept.memory.len() as u64)
-            .sum()
+        self.pinned_bytes
     }
 
     /// Whether the group is to be kept and is not yet.
     pub(super) fn wants(&self, group: &WeightGroupPlan) -> bool {
         !self.is_refused
-            && self.to_pin.contains(&group.group)
+            && self.share.keeps.contains_key(&group.group)
             && !self.pinned.contains_key(&group.group)
             && self.may_pin(group.staging_bytes())
     }
@@ -154,7 +191,7 @@ impl GpuLink {
     /// Whether the limit allows so many bytes at this moment.
     fn may_pin(&self, bytes: u64) -> bool {
         let pinned_bytes = self.ledger.pinned_bytes();
-        pinned_bytes.saturating_add(bytes) <= self.limit_bytes
+        pinned_bytes.saturating_add(bytes) <= self.share.limit_bytes
     }
 
     /// Reads a group into pinned memory, if that can be allocated.
@@ -165,7 +202,7 @@ impl GpuLink {
         cancel: &AtomicBool,
     ) -> Result<PinOutcome, EngineError> {
         let bytes = group.staging_bytes();
-        let Some(entry) = self.ledger.pin(bytes, self.limit_bytes) else {
+        let Some(entry) = self.ledger.pin(bytes, self.share.limit_bytes) else {
             return Ok(PinOutcome::Refused);
         };
         // Exactly its size: pools that round up to powers of two have locked up to 1.9 times what was asked for (vLLM,
@@ -190,6 +227,7 @@ impl GpuLink {
             starts,
             _entry: entry,
         };
+        self.pinned_bytes += kept.memory.len() as u64;
         self.pinned.insert(kept.group.group, kept);
         Ok(PinOutcome::Read)
     }
@@ -256,7 +294,7 @@ impl GpuLink {
 
     /// Prepares the next staging buffer, with at least this size, pinned if allowed and possible. Returns its index.
     fn ready_staging(&mut self, bytes: u64) -> Result<usize, EngineError> {
-        let may_pin = self.pins_staging && !self.is_refused && self.may_pin(bytes);
+        let may_pin = self.share.pins_staging && !self.is_refused && self.may_pin(bytes);
         let turn = self.next_staging;
         self.next_staging = (turn + 1) % PINNED_STAGING_BUFFERS;
         // A buffer that could not be pinned while another model held the limit is replaced once it can be.
@@ -273,8 +311,8 @@ impl GpuLink {
 
     fn new_staging(&mut self, bytes: u64) -> Result<StagingBuffer, EngineError> {
         // Reserved before it is pinned: another model may pin at the same time.
-        let entry = match self.pins_staging && !self.is_refused {
-            true => self.ledger.pin(bytes, self.limit_bytes),
+        let entry = match self.share.pins_staging && !self.is_refused {
+            true => self.ledger.pin(bytes, self.share.limit_bytes),
             false => None,
         };
         if let Some(entry) = entry {
@@ -318,31 +356,4 @@ fn read(
     let bytes = memory.to_write()?;
     let pages: &mut [Page] = bytemuck::cast_slice_mut(bytes);
     reader.stream(group, pages, cancel)
-}
-
-/// Marks of a group's copy and of the work that waited for it; times are known once both have passed.
-#[derive(Debug)]
-pub(super) struct GroupTransfer {
-    pub(super) arrival: CopyMarks,
-    /// Marks before and after the wait.
-    pub(super) asked: StreamMark,
-    pub(super) got: StreamMark,
-}
-
-/// A group's times by the GPU's clock.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct TransferTimes {
-    pub(super) copied: Duration,
-    pub(super) waited: Duration,
-}
-
-impl GroupTransfer {
-    /// The times, if all marks have passed.
-    pub(super) fn times(&self) -> Result<Option<TransferTimes>, CudaError> {
-        let waited = self.got.since(&self.asked)?;
-        let copied = self.arrival.end.since(&self.arrival.begin)?;
-        Ok(copied
-            .zip(waited)
-            .map(|(copied, waited)| TransferTimes { copied, waited }))
-    }
 }

@@ -3,8 +3,7 @@
 //! passes or requests.
 //!
 //! Buffers change hands by value. What the thread holds nobody else can see, so a cancelled read leaves no half-filled
-//! buffer behind. On a GPU a buffer is handed over as soon as its copy is sent, and comes back as soon as the work on
-//! it is sent: marks in the GPU's streams keep the two apart, and neither thread waits for the GPU.
+//! buffer behind.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -13,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sluice_cuda::{Gpu, StreamMark};
+use sluice_cuda::Gpu;
 use sluice_machine::{
     MemoryKind,
     page::{PAGE_BYTES, Page},
@@ -27,16 +26,14 @@ use sluice_plan::StagingBuffers;
 use sluice_weights::WeightGroupPlan;
 
 use super::{
-    link::{BroughtGroup, CopyMarks, GpuLink, GroupTransfer, PinOutcome},
+    link::{CopyMarks, GpuLink, PinOutcome},
     monitor::Monitor,
     pace::ReadPace,
     reader::{LoadedGroup, WeightReader},
     stats::StreamStats,
+    transfer::{FreeBuffer, GroupTransfer, Transfers, mark_after_use},
 };
 use crate::error::EngineError;
-
-/// Most transfers through a GPU whose times are not read yet: those of a few passes.
-const TRANSFERS_MAX: usize = 4096;
 
 /// The staging buffers and the thread that fills them.
 #[derive(Debug)]
@@ -82,15 +79,7 @@ struct StreamState {
     failed: Option<(usize, EngineError)>,
     stopped: bool,
     stats: StreamStats,
-    /// Recent transfers through a GPU, whose times are not read yet.
-    transfers: Vec<GroupTransfer>,
-}
-
-/// A free staging buffer; on a GPU, free after this mark.
-#[derive(Debug)]
-struct FreeBuffer {
-    memory: DeviceBuffer<Page>,
-    used: Option<StreamMark>,
+    transfers: Transfers,
 }
 
 /// A group in a staging buffer.
@@ -108,10 +97,7 @@ struct ReadyGroup {
 impl ReadyGroup {
     /// Frees the buffer of a group that nobody wants. A copy into it may be in flight: the next one is sent behind it.
     fn into_free(self) -> FreeBuffer {
-        FreeBuffer {
-            memory: self.loaded.memory,
-            used: None,
-        }
+        FreeBuffer::new(self.loaded.memory)
     }
 }
 
@@ -137,24 +123,6 @@ impl StreamState {
             false => (place + ahead) % cycle,
             true => (place + cycle - ahead % cycle) % cycle,
         }
-    }
-
-    /// Adds up the times of transfers that have completed.
-    fn settle_transfers(&mut self) {
-        let stats = &mut self.stats;
-        self.transfers.retain(|passage| match passage.times() {
-            Ok(Some(times)) => {
-                stats.waited += times.waited;
-                stats.copied += times.copied;
-                false
-            }
-            Ok(None) => true,
-            // The GPU has failed, which whoever waits for it is told.
-            Err(_) => false,
-        });
-        // Bounded even if nobody asks for the statistics, which is when transfers are settled.
-        let beyond = self.transfers.len().saturating_sub(TRANSFERS_MAX);
-        self.transfers.drain(..beyond);
     }
 }
 
@@ -186,9 +154,7 @@ impl WeightStream {
         staging: Vec<DeviceBuffer<Page>>,
         link: Option<GpuLink>,
     ) -> Result<Self, EngineError> {
-        let free = staging
-            .into_iter()
-            .map(|memory| FreeBuffer { memory, used: None });
+        let free = staging.into_iter().map(FreeBuffer::new);
         let shared = Arc::new(StreamShared {
             reader,
             cycle,
@@ -203,7 +169,7 @@ impl WeightStream {
                 failed: None,
                 stopped: false,
                 stats: StreamStats::default(),
-                transfers: Vec::new(),
+                transfers: Transfers::default(),
             }),
         });
         // A thread of its own: it blocks in reads and in waits, which a thread of the pool that computes must not.
@@ -234,7 +200,7 @@ impl WeightStream {
             state.next = failed;
             self.shared.monitor.notify();
         }
-        let ready = loop {
+        let mut ready = loop {
             if let Some(index) = state.ready.iter().position(|ready| ready.place == place) {
                 break state.ready.swap_remove(index);
             }
@@ -267,19 +233,14 @@ impl WeightStream {
             loaded: Some(ready.loaded),
             shared: Arc::clone(&self.shared),
         };
-        match (gpu, asked, ready.arrival) {
-            // The GPU waits and not this thread. The lock is released first: driver calls may take long.
-            (Some(gpu), Some(asked), Some(arrival)) => {
+        match gpu.zip(asked) {
+            // The GPU waits and not this thread.
+            Some((gpu, asked)) => {
                 drop(state);
-                gpu.begin_after(&arrival.end)?;
-                let got = gpu.mark()?;
-                self.shared.monitor.state().transfers.push(GroupTransfer {
-                    arrival,
-                    asked,
-                    got,
-                });
+                let transfer = GroupTransfer::receive(gpu, &mut ready.arrival, asked)?;
+                self.shared.monitor.state().transfers.add(transfer);
             }
-            _ => {
+            None => {
                 // On the CPU the host's clock tells both times. With a GPU it would tell only when the copy was sent.
                 state.stats.waited += begun.elapsed();
                 state.stats.copied += ready.time;
@@ -332,8 +293,9 @@ impl WeightStream {
 
     /// Time and bytes of streaming so far.
     pub(super) fn stats(&self) -> StreamStats {
-        let mut state = self.shared.monitor.state();
-        state.settle_transfers();
+        let mut guard = self.shared.monitor.state();
+        let state = &mut *guard;
+        state.transfers.settle(&mut state.stats);
         state.stats
     }
 
@@ -360,7 +322,7 @@ impl StreamShared {
             if state.stopped {
                 return link;
             }
-            let Some((next, free)) = state.start_next(self.cycle.len()) else {
+            let Some((next, mut free)) = state.start_next(self.cycle.len()) else {
                 // All buffers are full: the time is used to read groups into pinned memory, one at a time.
                 state = match (self.next_to_pin(&state, link.as_ref()), &mut link) {
                     (Some(place), Some(link)) => {
@@ -380,9 +342,9 @@ impl StreamShared {
             self.monitor.abandon.store(false, Ordering::Relaxed);
             drop(state);
             let begun = Instant::now();
-            let FreeBuffer { mut memory, used } = free;
             let group = &self.cycle[next];
-            let bring = || self.bring(group, &mut memory, used.as_ref(), link.as_mut());
+            let cancel = &self.monitor.abandon;
+            let bring = || free.fill(&self.reader, group, link.as_mut(), cancel);
             // Whoever waits for this group must hear of it, even if reading panics.
             let mut result =
                 catch_unwind(AssertUnwindSafe(bring)).unwrap_or(Err(EngineError::Panicked));
@@ -401,7 +363,7 @@ impl StreamShared {
                 Ok(Some(brought)) => {
                     let coded = self.reader.compressed(group);
                     let loaded = LoadedGroup {
-                        memory,
+                        memory: free.memory,
                         starts: brought.starts,
                         compressed: coded,
                         // They pass by once, and are packed where they are multiplied.
@@ -415,9 +377,9 @@ impl StreamShared {
                     });
                 }
                 // Nothing was sent to the buffer, so its earlier mark still says until when the GPU uses it.
-                Ok(None) => state.free.push(FreeBuffer { memory, used }),
+                Ok(None) => state.free.push(free),
                 Err(error) => {
-                    state.free.push(FreeBuffer { memory, used });
+                    state.free.push(free);
                     // Kept for the next `take`, which has it tried again. Until then nothing is read: a broken disk
                     // would fail over and over.
                     state.failed = Some((next, error));
@@ -425,34 +387,6 @@ impl StreamShared {
             }
             self.monitor.notify();
         }
-    }
-
-    /// Reads a group into a staging buffer, or sends it to one on a GPU; `None` when cancelled.
-    fn bring(
-        &self,
-        group: &WeightGroupPlan,
-        memory: &mut DeviceBuffer<Page>,
-        used: Option<&StreamMark>,
-        link: Option<&mut GpuLink>,
-    ) -> Result<Option<BroughtGroup>, EngineError> {
-        let Some(link) = link else {
-            let begun = Instant::now();
-            let starts = self
-                .reader
-                .stream(group, memory.host_mut(), &self.monitor.abandon)?;
-            return Ok(starts.map(|starts| BroughtGroup {
-                starts,
-                arrival: None,
-                read_since: Some(begun),
-            }));
-        };
-        link.send(
-            &self.reader,
-            group,
-            memory.span(),
-            used,
-            &self.monitor.abandon,
-        )
     }
 
     /// The next group that is to be kept in pinned memory: read while all staging buffers are full, so that later
@@ -514,15 +448,7 @@ impl StagedGroup {
 impl Drop for StagedGroup {
     fn drop(&mut self) {
         if let Some(loaded) = self.loaded.take() {
-            // Work that was sent still reads the buffer, so it is free after a mark behind that work. If no mark can be
-            // had, the work is waited for; if that fails, too, the GPU has failed and nothing is copied any more.
-            let used = self.shared.gpu.as_ref().and_then(|gpu| {
-                let mark = gpu.mark().ok();
-                if mark.is_none() {
-                    drop(gpu.synchronize());
-                }
-                mark
-            });
+            let used = self.shared.gpu.as_ref().and_then(mark_after_use);
             let mut state = self.shared.monitor.state();
             state.free.push(FreeBuffer {
                 memory: loaded.memory,

@@ -64,7 +64,8 @@ impl World {
         };
         let device = Device::cpu(1).unwrap();
         let (reader, experts) = (Arc::clone(&self.reader), self.experts.clone());
-        ExpertCache::start(reader, experts, &staging, &device, &self.ledger).unwrap()
+        let slots = ExpertCache::slots(&staging, &device, &self.ledger).unwrap();
+        ExpertCache::start(reader, experts, slots, &device, None).unwrap()
     }
 
     fn layers(&self) -> usize {
