@@ -20,20 +20,21 @@ use sluice_ops::{
 use sluice_plan::{BLOCK_DEFAULT, Machine, Plan, PlanError, PlanInput, WorkingMemory, Workload};
 use sluice_shared::level::Level;
 use sluice_weights::{TensorPlan, WeightGroup, WeightGroupPlan};
+use tempfile::TempDir;
 use testkit::apart;
 
 use crate::small;
 
 /// A model of which as much is streamed as can be.
-struct Streamed {
-    weights: Residency,
-    plan: Plan,
+pub(crate) struct Streamed {
+    pub(crate) weights: Residency,
+    pub(crate) plan: Plan,
     checkpoint: Arc<Checkpoint>,
-    gpu: Gpu,
+    pub(crate) gpu: Gpu,
     /// What the work of a pass makes: copies of all weights it was given.
     out: GpuMemory,
-    file: PathBuf,
-    _folder: tempfile::TempDir,
+    pub(crate) file: PathBuf,
+    _folder: TempDir,
 }
 
 /// What the host may keep in pinned memory, of 13 weight groups of a quarter to half a MiB.
@@ -49,10 +50,22 @@ impl Streamed {
     /// One whose memory stands in this account.
     fn beside(pin_limit_bytes: u64, ledger: &Ledger) -> Self {
         let folder = tempfile::tempdir().unwrap();
+        let model = small::write(folder.path(), 4);
+        Self::open(folder, model, 0, pin_limit_bytes, ledger)
+    }
+
+    /// The model in this folder, with so many bytes more than the least that it needs.
+    pub(crate) fn open(
+        folder: TempDir,
+        model: PathBuf,
+        more_bytes: u64,
+        pin_limit_bytes: u64,
+        ledger: &Ledger,
+    ) -> Self {
         let never = AtomicBool::new(false);
-        let (shape, model) = (small::shape(4), small::write(folder.path(), 4));
         let file = model.join("model.safetensors");
         let checkpoint = Arc::new(Checkpoint::open(&Source::Folder(model)).unwrap());
+        let shape = checkpoint.model().unwrap().shape;
         let sources = checkpoint.sources(shape.tensors()).unwrap();
         let device = Device::open(DeviceChoice::Cuda(0), Some(DType::Bf16), 1).unwrap();
         let device = device.device;
@@ -75,7 +88,7 @@ impl Streamed {
         let Err(PlanError::BudgetTooSmall { least_bytes, .. }) = plan(0) else {
             panic!("nothing fits no budget");
         };
-        let plan = plan(least_bytes).unwrap();
+        let plan = plan(least_bytes + more_bytes).unwrap();
         let reader = WeightReader::new(Arc::clone(&checkpoint), &sources)
             .with_pinned_memory_limit(pin_limit_bytes);
         let loaded = Residency::load(
@@ -131,7 +144,7 @@ impl Streamed {
         }
     }
 
-    fn in_file(&self, tensor: &TensorPlan) -> Vec<u8> {
+    pub(crate) fn in_file(&self, tensor: &TensorPlan) -> Vec<u8> {
         let shape = self.plan_names();
         let name = &shape[tensor.tensor];
         let entry = self.checkpoint.tensor(name).unwrap();
@@ -148,7 +161,7 @@ impl Streamed {
         specs.into_iter().map(|spec| spec.name).collect()
     }
 
-    fn stats(&self) -> StreamStats {
+    pub(crate) fn stats(&self) -> StreamStats {
         self.weights.stream_stats()
     }
 
