@@ -25,7 +25,7 @@ pub(crate) fn reason(
     };
     let outline = match ModelOutline::of_checkpoint(&name.source(), machine) {
         Ok(outline) => outline,
-        Err(error @ (EngineError::HeadDim { .. } | EngineError::MixtureOnGpu)) => {
+        Err(error @ (EngineError::HeadDim { .. } | EngineError::CpuOnly)) => {
             return Some(unfit(&error));
         }
         Err(_) => return None,

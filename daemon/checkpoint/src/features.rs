@@ -197,8 +197,8 @@ impl Features {
             ),
             (Feature::Compress, _) => self.joint.map(Because),
             (Feature::Gpu, _) => refused(
-                is_mixture,
-                Because("mixtures of experts are computed on the CPU alone"),
+                matches!(self.layer_kind, LayerKind::Gemma(_)),
+                Because("DiffusionGemma is computed on the CPU alone"),
             ),
             (_, None) => Some(OnlyMaskedDiffusion),
             (Feature::Renoise, Some(_)) => refused(

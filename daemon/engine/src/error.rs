@@ -158,9 +158,9 @@ pub enum EngineError {
         /// Elements in one of the model's heads.
         head_dim: usize,
     },
-    /// The GPU's kernels have no routers.
-    #[error("mixtures of experts are computed on the CPU alone")]
-    MixtureOnGpu,
+    /// No kernels of a GPU compute what the model's layers need.
+    #[error("DiffusionGemma is computed on the CPU alone")]
+    CpuOnly,
     /// A sample of the learned prior is infinite or not a number.
     #[error("the sample of the model's learned prior is not finite")]
     PriorNotFinite,

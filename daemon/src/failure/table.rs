@@ -318,7 +318,7 @@ fn engine(error: &EngineError) -> ErrorRow {
         EngineError::HeadDim { head_dim } => ErrorRow::new(Code::FailedPrecondition, "HEAD_DIM")
             .hint("start sluiced with --device cpu")
             .figure("head_dim", head_dim),
-        EngineError::MixtureOnGpu => ErrorRow::new(Code::FailedPrecondition, "MIXTURE_ON_GPU")
+        EngineError::CpuOnly => ErrorRow::new(Code::FailedPrecondition, "CPU_ONLY")
             .hint("start sluiced with --device cpu"),
         EngineError::PriorNotFinite => ErrorRow::new(Code::DataLoss, "PRIOR_NOT_FINITE").hint(
             "draw latents from N(0, I) with the prior none, or train another prior with `sluice-train prior`",

@@ -31,7 +31,7 @@ fn name(failure: &Failure) -> &'static str {
         F::Engine(E::Ops(OpsError::OutOfMemory { .. })) => "out of memory",
         F::Engine(E::Ops(OpsError::NoGpu(_))) => "no card",
         F::Engine(E::HeadDim { .. }) => "head size",
-        F::Engine(E::MixtureOnGpu) => "mixture on a GPU",
+        F::Engine(E::CpuOnly) => "CPU only",
         F::Engine(E::PriorNotFinite) => "prior not finite",
         F::Engine(E::Ops(OpsError::Gpu(_))) => "card",
         F::Engine(E::Plan(error)) => plan_name(error),
@@ -247,7 +247,7 @@ async fn all() -> Vec<(Failure, Code)> {
             engine(EngineError::HeadDim { head_dim: 320 }),
             FailedPrecondition,
         ),
-        (engine(EngineError::MixtureOnGpu), FailedPrecondition),
+        (engine(EngineError::CpuOnly), FailedPrecondition),
         (
             engine(EngineError::Ops(OpsError::Gpu(
                 CudaError::OutOfPinnedMemory { needed_bytes: 1 },

@@ -144,7 +144,7 @@ impl Terms {
     fn plan(&self, shape: &PublishedShape) -> Result<Plan, Failure> {
         let refusal = Features::of(&shape.config()).refusal(Feature::Gpu);
         if self.machine.device.gpu.is_some() && refusal.is_some() {
-            return Err(EngineError::MixtureOnGpu.into());
+            return Err(EngineError::CpuOnly.into());
         }
         let outline = ModelOutline::of_published_shape(shape, self.machine.clone());
         let workload = translate::plan::workload(self.workload, outline.context_length())?;

@@ -134,7 +134,7 @@ impl Planner {
             });
         }
         if machine.device.gpu.is_some() && !Features::of(&config).has(Feature::Gpu) {
-            return Err(EngineError::MixtureOnGpu);
+            return Err(EngineError::CpuOnly);
         }
         let sources = checkpoint.model_sources(shape)?;
         let sources = weight_cache::with_estimated_compression(checkpoint, sources)?;

@@ -316,7 +316,7 @@ impl Tiny {
         let machine = Machine::unmeasured(profile, 8 << 30);
         match ModelOutline::of_checkpoint(&self.source(), machine) {
             Ok(_) => Ok(()),
-            Err(refused @ EngineError::MixtureOnGpu) => Err(refused.to_string()),
+            Err(refused @ EngineError::CpuOnly) => Err(refused.to_string()),
             Err(error) => Err(format!("not refused: {error}")),
         }
     }

@@ -46,29 +46,7 @@ fn all_pass(checks: &[CheckResult]) {
 }
 
 fn check_fixture(name: &str, cases: usize) {
-    here::open_stand_in();
-    // With the embedding on the GPU, and without.
-    for level in [Level::Off, Level::Standard] {
-        let ops = Ops::new(gpu(DType::F32), Ledger::default()).unwrap();
-        let profile = ops.device().profile();
-        let plan =
-            |shape: &Shape, sources: &[_]| resident(profile, shape, sources, level).map(Some);
-        let checks = fixture_logits(&fixture(name), &ops, &plan).unwrap();
-        assert!(!checks.is_empty());
-        all_pass(&checks);
-    }
-    for pin_limit in [u64::MAX, 100_000, 0] {
-        let ops = Ops::new(gpu(DType::F32), Ledger::default()).unwrap();
-        let profile = ops.device().profile();
-        let plan = |shape: &Shape, sources: &[_]| {
-            let plan = streamed(profile, shape, sources, Level::Standard, pin_limit)?;
-            assert!(plan.streamed().count() > plan.staging.count);
-            Ok(Some(plan))
-        };
-        let checks = fixture_logits(&fixture(name), &ops, &plan).unwrap();
-        assert!(!checks.is_empty());
-        all_pass(&checks);
-    }
+    check_logits_of(name, &[u64::MAX, 100_000, 0]);
     let options = EngineOptions {
         device: DeviceChoice::Cuda(0),
         compute_dtype: Some(DType::F32),
@@ -80,10 +58,44 @@ fn check_fixture(name: &str, cases: usize) {
     all_pass(&checks);
 }
 
+/// Logits of a resident model, and of one that is streamed with each of these limits of pinned memory.
+fn check_logits_of(name: &str, pin_limits: &[u64]) {
+    here::open_stand_in();
+    // With the embedding on the GPU, and without.
+    for level in [Level::Off, Level::Standard] {
+        let ops = Ops::new(gpu(DType::F32), Ledger::default()).unwrap();
+        let profile = ops.device().profile();
+        let plan =
+            |shape: &Shape, sources: &[_]| resident(profile, shape, sources, level).map(Some);
+        let checks = fixture_logits(&fixture(name), &ops, &plan).unwrap();
+        assert!(!checks.is_empty());
+        all_pass(&checks);
+    }
+    for &pin_limit in pin_limits {
+        let ops = Ops::new(gpu(DType::F32), Ledger::default()).unwrap();
+        let profile = ops.device().profile();
+        let plan = |shape: &Shape, sources: &[_]| {
+            let plan = streamed(profile, shape, sources, Level::Standard, pin_limit)?;
+            assert!(plan.streamed().count() > plan.staging.count);
+            Ok(Some(plan))
+        };
+        let checks = fixture_logits(&fixture(name), &ops, &plan).unwrap();
+        assert!(!checks.is_empty());
+        all_pass(&checks);
+    }
+}
+
 /// What the references computed in is `f32`; in shorter dtypes logits are near.
 fn check_logits(number: DType) {
     here::open_stand_in();
-    for name in ["llada-tiny", "llada-tiny-bf16", "rwkv7-tiny", "ltm-tiny"] {
+    for name in [
+        "llada-tiny",
+        "llada-tiny-bf16",
+        "rwkv7-tiny",
+        "ltm-tiny",
+        "llada2-tiny",
+        "qwen3-moe-tiny",
+    ] {
         let ops = Ops::new(gpu(number), Ledger::default()).unwrap();
         let profile = ops.device().profile();
         let plan =
@@ -116,6 +128,33 @@ fn a_model_with_many_heads_in_f32() {
 #[ignore = "on the stand-in: cargo ci"]
 fn a_model_with_grouped_heads_in_bf16_shards() {
     check_fixture("llada-tiny-bf16", 30);
+}
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn mixtures_of_experts() {
+    check_fixture("qwen3-moe-tiny", 3);
+    for name in [
+        "llada-moe-tiny",
+        "llada2-tiny",
+        "sdar-moe-tiny",
+        "rnd1-tiny",
+    ] {
+        check_logits_of(name, &[100_000]);
+    }
+}
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn block_diffusion_models() {
+    for name in [
+        "qwen3-tiny",
+        "sdar-tiny",
+        "fast-dllm-v2-tiny",
+        "nemotron-ld-tiny",
+    ] {
+        check_logits_of(name, &[]);
+    }
 }
 
 #[test]
