@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use sluice_weights::{LayerKind, TensorNaming};
+use sluice_weights::LayerKind;
 
 use crate::family::{MaskToken, ModelConfig};
 
@@ -73,8 +73,6 @@ pub enum FeatureRefusal {
 pub struct Features {
     mask: Option<MaskToken>,
     layer_kind: LayerKind,
-    /// What its files have in one tensor that a `.sluice` file has in several.
-    joint: Option<&'static str>,
 }
 
 impl Feature {
@@ -132,24 +130,13 @@ impl Features {
     /// The features of a model with this configuration.
     #[must_use]
     pub fn of(config: &ModelConfig) -> Self {
-        Self {
-            joint: match config.shape.naming {
-                TensorNaming::Llada2 => Some("has queries, keys and values in one matrix"),
-                TensorNaming::Gemma => Some("has all experts of a layer in one tensor"),
-                _ => None,
-            },
-            ..Self::of_loaded(config.mask, config.shape.layer_kind)
-        }
+        Self::of_loaded(config.mask, config.shape.layer_kind)
     }
 
-    /// The features of a loaded model, whose files no longer matter.
+    /// The features of a loaded model.
     #[must_use]
     pub fn of_loaded(mask: Option<MaskToken>, layer_kind: LayerKind) -> Self {
-        Self {
-            mask,
-            layer_kind,
-            joint: None,
-        }
+        Self { mask, layer_kind }
     }
 
     /// Whether the model can be asked for a feature.
@@ -190,12 +177,11 @@ impl Features {
             (Feature::Optimize | Feature::Prune, _) if is_mixture => {
                 Some(Because("has mixtures of experts"))
             }
-            (Feature::Optimize, _) => None,
+            (Feature::Optimize | Feature::Compress, _) => None,
             (Feature::Prune, _) => refused(
                 self.layer_kind != LayerKind::Attention,
                 Because("has layers without attention, which cannot be pruned"),
             ),
-            (Feature::Compress, _) => self.joint.map(Because),
             (Feature::Gpu, _) => refused(
                 matches!(self.layer_kind, LayerKind::Gemma(_)),
                 Because("DiffusionGemma is computed on the CPU alone"),

@@ -54,6 +54,7 @@ use self::{
     container::ContainerFiles,
     file::CheckpointFile,
     find::{is_container, is_gguf, is_pth, weight_files},
+    fused::FusedTensors,
     gguf::Gguf,
     rwkv_names::RwkvCheckpoint,
     safetensors::HeaderAllowance,
@@ -86,8 +87,8 @@ pub struct Checkpoint {
     /// Identity of each file on disk; `None` for embedded files.
     stamps: Vec<Option<FileStamp>>,
     tensors: BTreeMap<String, TensorEntry>,
-    /// Some rows of these tensors, which models ask for by names of their own: parts of attention, and experts.
-    parts: BTreeMap<String, TensorEntry>,
+    /// Those of them that models ask for in parts: queries, keys and values, and experts.
+    fused: FusedTensors,
     /// The header of the GGUF file, if it is one.
     gguf: Option<Gguf>,
     /// What RWKV's official names stand for, if its tensors have them.
@@ -146,7 +147,7 @@ impl Checkpoint {
             files: Vec::new(),
             stamps: Vec::new(),
             tensors: BTreeMap::new(),
-            parts: BTreeMap::new(),
+            fused: FusedTensors::default(),
             gguf: None,
             rwkv: None,
             container_files: None,
@@ -203,14 +204,23 @@ impl Checkpoint {
             checkpoint.tensors = tensors;
             checkpoint.rwkv = Some(rwkv);
         }
-        checkpoint.parts = fused::parts(&checkpoint)?;
+        checkpoint.fused = FusedTensors::of(&checkpoint)?;
         Ok(checkpoint)
     }
 
     /// The tensor of exactly this name, if there is one.
     #[must_use]
     pub fn tensor(&self, name: &str) -> Option<&TensorEntry> {
-        self.tensors.get(name).or_else(|| self.parts.get(name))
+        let part = || self.fused.parts.get(name);
+        self.tensors.get(name).or_else(part)
+    }
+
+    /// All tensors by the names that models ask for: parts in the place of what has them.
+    fn separate(&self) -> impl Iterator<Item = (&str, &TensorEntry)> {
+        let is_whole = |(name, _): &(&String, _)| !self.fused.names.contains(*name);
+        let tensors = self.tensors.iter().filter(is_whole);
+        let tensors = tensors.chain(&self.fused.parts);
+        tensors.map(|(name, entry)| (&name[..], entry))
     }
 
     /// The names of all tensors, sorted.

@@ -214,7 +214,7 @@ impl ConvertedWeights {
             stamps: Vec::new(),
             files: vec![file],
             tensors,
-            parts: BTreeMap::new(),
+            fused: Default::default(),
             gguf: None,
             rwkv: None,
             container_files: None,

@@ -16,6 +16,7 @@ use sluice_codec::{
     },
 };
 use sluice_shared::mix::MixId;
+use sluice_weights::TensorPart;
 
 use super::{
     CompressError, CompressOptions, CompressionMethod, Container, Progress, ProgressBytes,
@@ -109,15 +110,6 @@ pub fn compress_checked(
         }
         .into());
     }
-    if let Some(entry) = checkpoint.parts.values().next() {
-        let unsupported = CheckpointError::Unsupported {
-            path: checkpoint.path_of(entry).to_owned(),
-            what: "has matrices that can't be compressed: queries, keys and values in one, or a layer's experts"
-                .to_owned(),
-            hint: "use the level moderate or aggressive".to_owned(),
-        };
-        return Err(unsupported.into());
-    }
     if checkpoint.is_container() {
         return Err(CompressError::AlreadyCompressed { path: path() });
     }
@@ -141,11 +133,11 @@ pub fn compress_checked(
     // Not even `--force` may overwrite what the container is made from.
     check_target(target, &folder, shards.iter().chain(taken))?;
     let mut tensors = in_order(&checkpoint);
-    check_names(&tensors, options)?;
+    let rules = rules(&checkpoint, options);
+    check_names(&tensors, &rules)?;
     let bytes =
         |tensors: &[(&str, &TensorEntry)]| tensors.iter().map(|(_, entry)| entry.bytes).sum();
     let original_bytes: u64 = bytes(&tensors);
-    let rules = rules(options);
     let head = mix
         .as_ref()
         .and_then(|mix| TiedHead::of(&checkpoint, mix, &rules));
@@ -291,28 +283,25 @@ fn mix_of(
 /// Checks that the names that are to be compressed are those of some tensors.
 fn check_names(
     tensors: &[(&str, &TensorEntry)],
-    options: &CompressOptions,
+    rules: &CompressionRules,
 ) -> Result<(), CompressError> {
-    if tensors
-        .iter()
-        .any(|(name, _)| options.tensors.is_among(name))
-    {
+    if tensors.iter().any(|(name, _)| rules.tensors.is_among(name)) {
         return Ok(());
     }
     // Examples are of tensors that could be compressed.
-    let rules = CompressionRules {
+    let any = CompressionRules {
         tensors: TensorFilter::default(),
-        ..rules(options)
+        ..rules.clone()
     };
     let examples = tensors.iter().filter(|(name, entry)| {
-        rules.treatment(name, &entry.shape, &dtype_name(entry)) != TensorTreatment::Plain
+        any.treatment(name, &entry.shape, &dtype_name(entry)) != TensorTreatment::Plain
     });
     let quoted = |names: &mut dyn Iterator<Item = &str>, word: &str| {
         let names: Vec<_> = names.map(|name| format!("'{name}'")).collect();
         names.join(word)
     };
     Err(CompressError::NoSuchTensor {
-        patterns: quoted(&mut options.tensors.only.iter().map(Glob::pattern), " or "),
+        patterns: quoted(&mut rules.tensors.only.iter().map(Glob::pattern), " or "),
         names: quoted(
             &mut examples.chain(tensors).map(|(name, _)| *name).take(2),
             " and ",
@@ -320,11 +309,15 @@ fn check_names(
     })
 }
 
-fn rules(options: &CompressOptions) -> CompressionRules {
+fn rules(checkpoint: &Checkpoint, options: &CompressOptions) -> CompressionRules {
+    let specs = checkpoint.model().map(|model| model.shape.tensors());
+    let routers = specs.unwrap_or_default().into_iter();
+    let routers = routers.filter(|spec| spec.part == TensorPart::Router);
     CompressionRules {
         tensors: options.tensors.clone(),
         is_trellis: matches!(options.method, CompressionMethod::Trellis(_)),
         all: options.all,
+        unquantized: routers.map(|spec| spec.name).collect(),
     }
 }
 
@@ -373,30 +366,30 @@ fn least_bytes(treatment: TensorTreatment, how: CompressionMethod, entry: &Tenso
     }
 }
 
-/// All tensors by extent: in the order of a pass if the model's family is known, otherwise by name. Each layer's
+/// All tensors, or their parts, by extent: in the order of a pass if the model's family is known, otherwise by name. Each layer's
 /// tensors are adjacent, so that they form one extent.
 pub(crate) fn in_order(checkpoint: &Checkpoint) -> Vec<(&str, &TensorEntry)> {
     let model = checkpoint.model().ok();
-    let specs = model.iter().flat_map(|model| model.shape.stored());
-    let ranks: HashMap<String, usize> = specs
-        .enumerate()
-        .map(|(rank, spec)| (spec.name, rank))
-        .collect();
+    let mut ranks: HashMap<String, usize> = HashMap::new();
+    for spec in model.iter().flat_map(|model| model.shape.tensors()) {
+        // A tied LM head is the embedding again, which comes first.
+        let rank = ranks.len();
+        ranks.entry(spec.name).or_insert(rank);
+    }
     let rank = |name: &str| ranks.get(name).copied().unwrap_or(usize::MAX);
+    let mut tensors: Vec<_> = checkpoint.separate().collect();
     let mut extents: HashMap<&str, usize> = HashMap::new();
-    for name in checkpoint.tensors.keys() {
+    for (name, _) in &tensors {
         // An extent's place is that of its first tensor; tensors that no family knows come last.
         let first = extents.entry(extent_name(name)).or_insert(usize::MAX);
         *first = rank(name).min(*first);
     }
-    let mut tensors: Vec<_> = checkpoint.tensors.iter().collect();
     tensors.sort_by_cached_key(|(name, _)| {
         let extent = extent_name(name);
         // The extent's own place comes first: tensors of one extent must stay adjacent, whatever their ranks.
         (extents[extent], natural(extent), rank(name), natural(name))
     });
-    let tensors = tensors.into_iter();
-    tensors.map(|(name, entry)| (&name[..], entry)).collect()
+    tensors
 }
 
 /// Sort key that puts the tenth layer after the ninth.

@@ -11,7 +11,7 @@ use std::{
 
 use half::{bf16, f16};
 use rayon::prelude::*;
-use safetensors::tensor::Metadata;
+use safetensors::tensor::{Metadata, TensorInfo};
 use sluice_codec::{
     CompressedMatrix, DecompressError, Scheme,
     container::{Chunk, Container, ContainerError, Damage, FileRecord, Hasher, TensorRecord},
@@ -22,10 +22,13 @@ use super::{BATCH_BYTES, CompressError, Progress, ProgressBytes, check_free_spac
 use crate::{
     family::ModelConfig,
     folder::{PartialFolder, clear_up, free_target, partial_prefix},
+    fused::part_names,
 };
 
 /// Unfinished folders have it in their names.
 const WORK: &str = "decompress";
+/// What is wrong with a weight file's tensor that the container lacks.
+const MISSING: &str = "isn't in the container";
 
 /// Removes unfinished folders that killed runs left beside `target`: those that have a name of ours and that no process works in.
 pub fn remove_abandoned(target: &Path) {
@@ -145,7 +148,7 @@ pub(super) fn shards<'a>(
     let records = container.header().tensors.iter();
     let records: HashMap<&str, &TensorRecord> =
         records.map(|record| (&record.name[..], record)).collect();
-    let mut seen = HashSet::new();
+    let mut seen: HashSet<&String> = HashSet::new();
     let mut shards = Vec::new();
     for record in &container.header().shards {
         let header = container.read_file(record)?;
@@ -154,25 +157,19 @@ pub(super) fn shards<'a>(
         for (name, info) in metadata.tensors() {
             stop_if(cancel)?;
             let about = |problem: &str| malformed(record, format!("tensor {name:?} {problem}"));
-            let &tensor = records
-                .get(&name[..])
-                .ok_or_else(|| about("isn't in the container"))?;
-            let (from, to) = info.data_offsets;
-            // The shard's header and the container's both describe each tensor; a hostile container could let them
-            // disagree.
-            if format!("{:?}", info.dtype).to_lowercase() != tensor.dtype
-                || info.shape != tensor.shape
-                || (to - from) as u64 != tensor.original_bytes()
-            {
-                return Err(about("does not match the one in the container").into());
-            }
-            // Exactly once: a second copy would be written over something else, a missing one would leave a hole.
-            if !seen.insert(name.clone()) {
-                return Err(about("stands twice").into());
-            }
+            let parts = parts_of(&records, &name, info).map_err(about)?;
             // Offsets in a safetensors header count from the header's end.
-            let offset = (header.len() as u64).checked_add(from as u64);
-            tensors.push((tensor, offset.ok_or_else(|| about("lies beyond any file"))?));
+            let offset = (header.len() as u64).checked_add(info.data_offsets.0 as u64);
+            let mut offset = offset.ok_or_else(|| about("lies beyond any file"))?;
+            for tensor in parts {
+                // Exactly once: a second copy would be written over something else, a missing one would leave a hole.
+                if !seen.insert(&tensor.name) {
+                    return Err(about("stands twice").into());
+                }
+                tensors.push((tensor, offset));
+                let end = offset.checked_add(tensor.original_bytes());
+                offset = end.ok_or_else(|| about("lies beyond any file"))?;
+            }
         }
         // In file order, so that each file is written from its beginning to its end.
         tensors.sort_unstable_by_key(|&(_, offset)| offset);
@@ -199,6 +196,39 @@ pub(super) fn shards<'a>(
         .into());
     }
     Ok(shards)
+}
+
+/// What a container has of a weight file's tensor: the tensor, or the parts of a fused one, one after another.
+fn parts_of<'a>(
+    records: &HashMap<&str, &'a TensorRecord>,
+    name: &str,
+    info: &TensorInfo,
+) -> Result<Vec<&'a TensorRecord>, &'static str> {
+    let (parts, is_same) = match (records.get(name), part_names(name, &info.shape)) {
+        (Some(tensor), _) => (vec![*tensor], tensor.shape == info.shape),
+        (None, Some(names)) => {
+            // A hostile shape may have any number of parts: the first that isn't there ends the list.
+            let parts = names.map(|name| records.get(&name[..]).copied());
+            let parts: Vec<_> = parts.collect::<Option<_>>().ok_or(MISSING)?;
+            let is_row = |part: &&TensorRecord| {
+                part.shape.len() == 2 && part.shape.last() == info.shape.last()
+            };
+            let is_same = parts.iter().all(is_row);
+            (parts, is_same)
+        }
+        (None, None) => return Err(MISSING),
+    };
+    let (from, to) = info.data_offsets;
+    let dtype = format!("{:?}", info.dtype).to_lowercase();
+    let bytes = parts.iter().map(|part| u128::from(part.original_bytes()));
+    // The shard's header and the container's both describe each tensor; a hostile container could let them disagree.
+    match is_same
+        && bytes.sum::<u128>() == (to - from) as u128
+        && parts.iter().all(|part| part.dtype == dtype)
+    {
+        true => Ok(parts),
+        false => Err("does not match the one in the container"),
+    }
 }
 
 /// Name of the tensor that an LM head has beside the embedding which the configuration ties it to. One that a mix quantized is

@@ -13,7 +13,7 @@ use super::{
 use crate::Checkpoint;
 
 /// Changed when the same options lead to other bytes, so that no container consists of two versions.
-const REVISION: u32 = 2;
+const REVISION: u32 = 3;
 
 /// Identity of a run: the source, the files and all options that change the result.
 pub(super) fn identity(

@@ -22,6 +22,8 @@ use crate::{
     synth::{SynthDType, SynthOptions, SynthRouter},
 };
 
+mod fused;
+
 static GO_ON: AtomicBool = AtomicBool::new(false);
 
 fn options() -> CompressOptions {

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use super::{
     super::{Checkpoint, CheckpointError, TensorEntry, safetensors::TENSORS_MAX},
-    cut, twice,
+    FusedTensors,
 };
 use crate::family::EXPERTS_MAX;
 
@@ -36,28 +36,37 @@ pub(super) fn are_in(tensors: &BTreeMap<String, TensorEntry>) -> bool {
     tensors.keys().any(|name| of_name(name).is_some())
 }
 
-/// The matrices of all experts in such tensors.
+/// The names of the matrices of so many experts in such a tensor; `None` for other tensors.
+pub(super) fn part_names(name: &str, experts: usize) -> Option<impl Iterator<Item = String>> {
+    let (layer, matrices) = of_name(name)?;
+    Some((0..experts).flat_map(move |expert| {
+        let name = move |matrix| format!("{layer}{EXPERTS}{expert}.{matrix}{WEIGHT}");
+        matrices.iter().map(name)
+    }))
+}
+
+/// Adds all such tensors.
 ///
 /// # Errors
-/// A tensor with other experts than the configuration gives it, or one that is compressed.
-pub(super) fn parts(
+/// A tensor with other experts than the configuration gives it, or one that cannot be taken in.
+pub(super) fn find(
     checkpoint: &Checkpoint,
     config: &Map<String, Value>,
-) -> Result<BTreeMap<String, TensorEntry>, CheckpointError> {
-    let mut parts = BTreeMap::new();
+    fused: &mut FusedTensors,
+) -> Result<(), CheckpointError> {
     // Configurations of models that see have one for the part that reads text.
     let of_text = config.get("text_config").and_then(Value::as_object);
     let experts = of_text.unwrap_or(config).get("num_experts");
     let experts = experts.and_then(Value::as_u64);
     // Without a sensible number the model is refused by its configuration.
     let Some(experts) = experts.map(|experts| experts as usize) else {
-        return Ok(parts);
+        return Ok(());
     };
     if !(1..=EXPERTS_MAX).contains(&experts) {
-        return Ok(parts);
+        return Ok(());
     }
     for (name, entry) in &checkpoint.tensors {
-        let Some((layer, matrices)) = of_name(name) else {
+        let (Some((_, matrices)), Some(names)) = (of_name(name), part_names(name, experts)) else {
             continue;
         };
         let (rows, width) = match entry.shape[..] {
@@ -78,25 +87,16 @@ pub(super) fn parts(
             }
         };
         // Names take memory, and a small header could ask for billions of them.
-        if parts.len() + experts * matrices.len() > TENSORS_MAX {
+        if fused.parts.len() + experts * matrices.len() > TENSORS_MAX {
             return Err(CheckpointError::MalformedFile {
                 path: checkpoint.path_of(entry).to_owned(),
                 cause: format!("its experts would have more than {TENSORS_MAX} matrices"),
             });
         }
-        let names = (0..experts).flat_map(|expert| {
-            let name = move |matrix| format!("{layer}{EXPERTS}{expert}.{matrix}{WEIGHT}");
-            matrices.iter().map(name)
-        });
-        let shapes = std::iter::repeat_n([rows, width], experts * matrices.len());
-        for (part, cut) in names.zip(cut(checkpoint, name, entry, shapes)?) {
-            if parts.contains_key(&part) {
-                return Err(twice(checkpoint, &part, name));
-            }
-            parts.insert(part, cut);
-        }
+        let parts = names.map(|name| (name, [rows, width]));
+        fused.add(checkpoint, name, entry, parts)?;
     }
-    Ok(parts)
+    Ok(())
 }
 
 /// The file's name for the tensor that has an expert's matrix, if the file has its experts so.

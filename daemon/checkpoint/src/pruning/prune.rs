@@ -325,11 +325,7 @@ struct TensorWork<'a> {
 impl TensorWork<'_> {
     fn write(&mut self) -> Result<(), CompressError> {
         let shape = self.kept.shape(&self.entry.shape);
-        let rules = CompressionRules {
-            tensors: Default::default(),
-            is_trellis: false,
-            all: false,
-        };
+        let rules = CompressionRules::default();
         let treatment = rules.treatment(self.name, &shape, &dtype_name(self.entry));
         if let (TensorTreatment::Lossless, Some(dtype), Some(&width)) =
             (treatment, dtype(self.entry), shape.last())

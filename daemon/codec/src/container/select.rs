@@ -1,6 +1,6 @@
 //! Selects which tensors are compressed.
 
-use std::ops::RangeInclusive;
+use std::{collections::HashSet, ops::RangeInclusive};
 
 use super::{
     CHUNK_ELEMENTS_MAX, CHUNK_ROWS,
@@ -85,8 +85,8 @@ impl TensorFilter {
     }
 }
 
-/// The user's choices.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The user's choices, and the model's.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CompressionRules {
     /// Which tensors may be compressed.
     pub tensors: TensorFilter,
@@ -94,6 +94,8 @@ pub struct CompressionRules {
     pub is_trellis: bool,
     /// Whether embeddings are compressed too, and the LM head is trellis-quantized where the layers are.
     pub all: bool,
+    /// Names of tensors that are compressed losslessly even then: routers of mixtures.
+    pub unquantized: HashSet<String>,
 }
 
 /// How a tensor is stored.
@@ -120,10 +122,13 @@ impl CompressionRules {
             || (!self.all && is_embedding(name))
         {
             TensorTreatment::Plain
-        } else if self.is_trellis && (self.all || layer_of(name).is_some()) {
+        } else if self.is_trellis
+            && (self.all || layer_of(name).is_some())
+            && !self.unquantized.contains(name)
+        {
             TensorTreatment::Trellis
         } else {
-            // Outside of the layers is the LM head, where loss costs most.
+            // Outside of the layers is the LM head; there and in routers, loss costs most.
             TensorTreatment::Lossless
         }
     }
@@ -214,8 +219,7 @@ mod tests {
                 keep: vec![Glob::new("*.kept.*")],
                 ..TensorFilter::default()
             },
-            is_trellis: false,
-            all: false,
+            ..CompressionRules::default()
         };
         let layer = "model.layers.0.w";
         for (name, shape, number, treatment) in [
@@ -270,7 +274,14 @@ mod tests {
         let treat = |rules: &CompressionRules, name| rules.treatment(name, &[256, 256], "bf16");
         assert_eq!(treat(&rate, "lm_head.weight"), TensorTreatment::Lossless);
         assert_eq!(treat(&rate, "embed.weight"), TensorTreatment::Plain);
-        let all = CompressionRules { all: true, ..rate };
+        let router = "model.layers.0.mlp.gate.weight";
+        assert_eq!(treat(&rate, router), TensorTreatment::Trellis);
+        let all = CompressionRules {
+            all: true,
+            unquantized: [router.to_owned()].into(),
+            ..rate
+        };
+        assert_eq!(treat(&all, router), TensorTreatment::Lossless);
         assert_eq!(treat(&all, "lm_head.weight"), TensorTreatment::Trellis);
         assert_eq!(treat(&all, "embed.weight"), TensorTreatment::Trellis);
     }
@@ -285,8 +296,7 @@ mod tests {
                     only: globs(only),
                     min_bytes,
                 },
-                is_trellis: false,
-                all: false,
+                ..CompressionRules::default()
             }
         };
         let is_plain = |rules: CompressionRules, name, dtype| {
