@@ -203,3 +203,93 @@ fn routers_are_never_quantized() {
         assert_eq!(container.tensor(&name).unwrap().scheme(), Some(scheme));
     }
 }
+
+/// A container with these parts of two rows, and the header of a weight file that has them in one tensor of this shape.
+fn container(target: &Path, parts: &[(&str, usize)], shape: &[usize]) {
+    let bytes: usize = shape.iter().product();
+    let header = format!(
+        r#"{{"model.layers.1.mlp.experts.up_proj":{{"dtype":"I8","shape":{shape:?},"data_offsets":[0,{bytes}]}}}}"#
+    );
+    let mut shard = (header.len() as u64).to_le_bytes().to_vec();
+    shard.extend(header.bytes());
+    let planned = |(expert, width): &(&str, usize)| PlannedTensor {
+        name: format!("model.layers.1.mlp.experts.{expert}.up_proj.weight"),
+        shape: vec![2, *width],
+        dtype: "i8".to_owned(),
+        extent: "all".to_owned(),
+    };
+    let plan = ContainerPlan {
+        tile: 256,
+        tensors: parts.iter().map(planned).collect(),
+        shards: vec![("model.safetensors".to_owned(), shard)],
+        files: Vec::new(),
+        identity: String::new(),
+    };
+    let mut writer = ContainerWriter::begin(target, plan, &GO_ON, &mut |_| {}).unwrap();
+    for (expert, width) in parts {
+        let bytes = vec![expert.len() as u8; 2 * width];
+        writer.begin_tensor(Scheme::Plain).unwrap();
+        writer.plain(&bytes).unwrap();
+        writer.end_tensor(Hash::of(&bytes)).unwrap();
+    }
+    writer.finish(false).unwrap();
+}
+
+#[test]
+fn parts_that_are_not_a_whole_are_refused() {
+    let folder = TempDir::new().unwrap();
+    let restored = |name: &str, parts: &[(&str, usize)], shape: &[usize]| {
+        let target = folder.path().join(format!("{name}.sluice"));
+        container(&target, parts, shape);
+        let error = restore(&target, &folder.path().join(name)).err();
+        error.map(|error| error.to_string())
+    };
+    let both = [("0", 3), ("1", 3)];
+    assert_eq!(restored("a", &both, &[2, 2, 3]), None);
+    for (name, parts, shape, words) in [
+        ("b", &both[..1], &[2, 2, 3][..], "isn't in the container"),
+        // Of so many parts nobody could make a list.
+        ("c", &both, &[1 << 60, 0, 3], "isn't in the container"),
+        ("d", &both, &[2, 3, 3], "does not match the one in"),
+        (
+            "e",
+            &[("0", 2), ("1", 4)],
+            &[2, 2, 3],
+            "does not match the one in",
+        ),
+        (
+            "f",
+            &[("0", 3), ("1", 3), ("2", 3)],
+            &[2, 2, 3],
+            "is listed in no weight file",
+        ),
+    ] {
+        let error = restored(name, parts, shape).unwrap();
+        assert!(error.contains(words), "{name}: {error}");
+        assert!(error.contains("model.layers.1.mlp.experts."), "{error}");
+    }
+}
+
+#[test]
+fn damage_is_told_by_the_part() {
+    let folder = TempDir::new().unwrap();
+    let source = mixture(folder.path());
+    let target = folder.path().join("a.sluice");
+    make(&source, &target, &options()).unwrap();
+    let whole = fs::read(&target).unwrap();
+    let header = Container::open(&target).unwrap().header().clone();
+    for name in ["attention.key.weight", "mlp.experts.5.down_proj.weight"] {
+        let name = format!("model.layers.1.{name}");
+        let tensor = header.tensors.iter().find(|tensor| tensor.name == name);
+        let tensor = tensor.unwrap();
+        let mut damaged = whole.clone();
+        damaged[(tensor.offset + tensor.length / 2) as usize] ^= 0x10;
+        fs::write(&target, damaged).unwrap();
+        let checkpoint = Checkpoint::open(&Source::Folder(target.clone())).unwrap();
+        let loaded = checkpoint.verify(None, &GO_ON, &mut |_, _| {}).unwrap_err();
+        let restored = restore(&target, &folder.path().join("back")).unwrap_err();
+        for error in [loaded.to_string(), restored.to_string()] {
+            assert!(error.contains(&name) && error.contains("tile"), "{error}");
+        }
+    }
+}
