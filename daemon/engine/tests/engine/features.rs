@@ -296,10 +296,9 @@ impl Tiny {
         done.map_err(|error| error.to_string())?;
         // It can be loaded, too.
         let checkpoint = Checkpoint::open(&Source::Folder(target)).unwrap();
-        checkpoint
-            .model()
-            .map(|_| ())
-            .map_err(|error| error.to_string())
+        let model = checkpoint.model().map_err(|error| error.to_string())?;
+        let sources = checkpoint.model_sources(&model.shape);
+        sources.map(|_| ()).map_err(|error| error.to_string())
     }
 
     fn plan_for_a_gpu(&self) -> Result<(), String> {

@@ -12,8 +12,10 @@ use crate::{
     fixtures::{check_logits_in, check_tokens_in},
 };
 
-/// Name, shape and elements, all of which are f32.
-type Tensors = BTreeMap<String, (Vec<usize>, Vec<u8>)>;
+mod compressed;
+
+/// Name, dtype, shape and elements.
+type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
 
 const EXPERTS: usize = 16;
 
@@ -24,42 +26,47 @@ fn changed(
     tensors: impl FnOnce(&mut Tensors),
 ) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
-    let read = |name: &str| fs::read(name).unwrap();
-    let from = |file: &str| fixture(name).join(file).display().to_string();
-    let write = |file: &str, bytes: &[u8]| fs::write(folder.path().join(file), bytes).unwrap();
-    for copied in ["expected.json", "expected.safetensors"] {
-        write(copied, &read(&from(copied)));
+    for file in fs::read_dir(fixture(name)).unwrap() {
+        let file = file.unwrap();
+        fs::copy(file.path(), folder.path().join(file.file_name())).unwrap();
     }
-    let mut keys = serde_json::from_slice(&read(&from("config.json"))).unwrap();
+    let path = folder.path().join("config.json");
+    let mut keys = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     config(&mut keys);
-    write("config.json", keys.to_string().as_bytes());
-    let bytes = read(&from("model.safetensors"));
-    let mut all = Tensors::new();
-    for (name, view) in SafeTensors::deserialize(&bytes).unwrap().tensors() {
-        assert_eq!(view.dtype(), Dtype::F32);
-        all.insert(name, (view.shape().to_vec(), view.data().to_vec()));
-    }
+    fs::write(path, keys.to_string()).unwrap();
+    change(folder.path(), tensors);
+    folder
+}
+
+/// Changes a folder's tensors.
+fn change(folder: &Path, tensors: impl FnOnce(&mut Tensors)) {
+    let path = folder.join("model.safetensors");
+    let bytes = fs::read(&path).unwrap();
+    let all = SafeTensors::deserialize(&bytes).unwrap().tensors();
+    let all = all.into_iter().map(|(name, view)| {
+        let (shape, bytes) = (view.shape().to_vec(), view.data().to_vec());
+        (name, (view.dtype(), shape, bytes))
+    });
+    let mut all = all.collect();
     tensors(&mut all);
-    let views = all.iter().map(|(name, (shape, bytes))| {
-        let view = TensorView::new(Dtype::F32, shape.clone(), bytes);
+    let views = all.iter().map(|(name, (dtype, shape, bytes))| {
+        let view = TensorView::new(*dtype, shape.clone(), bytes);
         (name, view.unwrap())
     });
-    write(
-        "model.safetensors",
-        &safetensors::serialize(views, None).unwrap(),
-    );
-    folder
+    fs::write(path, safetensors::serialize(views, None).unwrap()).unwrap();
 }
 
 /// Puts these matrices of all experts into one tensor, in each layer that has experts.
 fn fuse(tensors: &mut Tensors, parts: &[&str], to: &str) {
     for layer in 0..4 {
         let mut bytes = Vec::new();
+        let mut dtype = Dtype::F32;
         let mut shape = [EXPERTS, 0, 0];
         for expert in 0..EXPERTS {
             for part in parts {
                 let name = format!("model.layers.{layer}.mlp.experts.{expert}.{part}.weight");
-                if let Some((of_part, elements)) = tensors.remove(&name) {
+                if let Some((of_all, of_part, elements)) = tensors.remove(&name) {
+                    dtype = of_all;
                     shape[1] += if expert == 0 { of_part[0] } else { 0 };
                     shape[2] = of_part[1];
                     bytes.extend(elements);
@@ -68,7 +75,7 @@ fn fuse(tensors: &mut Tensors, parts: &[&str], to: &str) {
         }
         if !bytes.is_empty() {
             let name = format!("model.layers.{layer}.mlp.experts.{to}");
-            tensors.insert(name, (shape.to_vec(), bytes));
+            tensors.insert(name, (dtype, shape.to_vec(), bytes));
         }
     }
 }
