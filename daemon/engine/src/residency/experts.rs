@@ -10,7 +10,7 @@ mod usage;
 use std::{
     collections::{BTreeMap, BTreeSet},
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, atomic::Ordering},
+    sync::{Arc, MutexGuard, atomic::Ordering},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
@@ -31,7 +31,7 @@ use sluice_weights::WeightGroupPlan;
 
 use self::usage::ExpertUsage;
 use super::{
-    link::{BroughtGroup, CopyMarks, GpuLink, LinkShare},
+    link::{BroughtGroup, CopyMarks, GpuLink, LinkShare, PinOutcome},
     monitor::Monitor,
     pace::ReadPace,
     reader::{LoadedGroup, WeightReader},
@@ -84,6 +84,11 @@ struct CacheState {
     share: Option<LinkShare>,
     stats: StreamStats,
     transfers: Transfers,
+    /// Visits of layers so far, and where their work on a GPU has ended.
+    visits: usize,
+    marks: Option<VisitMarks>,
+    /// The place of the next expert to read into pinned memory while nothing else is to be done.
+    next_to_pin: usize,
     /// What the last visit of each layer came to.
     last_visits: Vec<ExpertStats>,
 }
@@ -98,8 +103,16 @@ struct CachedExpert {
     is_new: bool,
     /// On a GPU: the marks of its copy, until work was made to wait for it.
     arrival: Option<CopyMarks>,
-    /// On a GPU: stands behind the work that used it last.
-    used: Option<StreamMark>,
+    /// The visit of a layer that used it last.
+    used: Option<usize>,
+}
+
+/// A GPU's marks behind the work of visits. One stands behind all visits that have ended, so that none is made for each
+/// expert.
+#[derive(Debug)]
+struct VisitMarks {
+    gpu: Gpu,
+    ended: Option<Arc<StreamMark>>,
 }
 
 impl CacheState {
@@ -152,10 +165,16 @@ impl CacheState {
 
     fn take_slot(&mut self, place: usize) -> FreeBuffer {
         let expert = self.ready.remove(&place).expect("it is ready");
+        // If nobody has used it its copy may be in flight: the next one is sent behind it.
+        let used = expert.used.zip(self.marks.as_ref());
+        let used = used.and_then(|(visit, marks)| match visit < self.visits {
+            true => marks.ended.clone(),
+            // By the visit that is going on: behind what it has sent so far.
+            false => mark_after_use(&marks.gpu),
+        });
         FreeBuffer {
             memory: expert.loaded.memory,
-            // If nobody has used it its copy may be in flight: the next one is sent behind it.
-            used: expert.used,
+            used,
         }
     }
 }
@@ -209,6 +228,12 @@ impl ExpertCache {
                 ..StreamStats::default()
             },
             transfers: Transfers::default(),
+            visits: 0,
+            marks: device.gpu().map(|gpu| VisitMarks {
+                gpu: gpu.clone(),
+                ended: None,
+            }),
+            next_to_pin: 0,
         };
         let shared = Arc::new(CacheShared {
             reader,
@@ -259,8 +284,14 @@ impl ExpertCache {
     /// When the layer has no experts here.
     pub(super) fn want(&self, layer: usize, experts: impl Iterator<Item = usize>, again: usize) {
         let layer = self.layers[&layer];
+        // Before the lock: driver calls may take long.
+        let ended = self.shared.gpu.as_ref().and_then(mark_after_use);
         let mut guard = self.shared.monitor.state();
         let state = &mut *guard;
+        state.visits += 1;
+        if let Some(marks) = &mut state.marks {
+            marks.ended = ended;
+        }
         let first = state.usage.first(layer);
         let places: Vec<usize> = experts.map(|expert| first + expert).collect();
         state.usage.visit(layer, &places, again);
@@ -420,10 +451,17 @@ impl CacheShared {
                 link.fit(share);
                 state = self.monitor.state();
                 state.stats.pinned_bytes = link.pinned_weight_bytes();
+                state.next_to_pin = 0;
                 continue;
             }
             let Some((place, mut slot)) = state.start_next() else {
-                state = self.monitor.wait(state);
+                state = match (self.next_to_pin(&mut state, link.as_ref()), &mut link) {
+                    (Some(place), Some(link)) => {
+                        drop(state);
+                        self.pin(place, link, pace.as_mut())
+                    }
+                    _ => self.monitor.wait(state),
+                };
                 continue;
             };
             state.filling = Some(place);
@@ -473,6 +511,36 @@ impl CacheShared {
         link
     }
 
+    /// The next expert to read into pinned memory, of those that are to be kept there.
+    fn next_to_pin(&self, state: &mut CacheState, link: Option<&GpuLink>) -> Option<usize> {
+        // Not while a pass waits for a slot, which may be free any moment.
+        let link = link.filter(|_| state.wanted.is_empty())?;
+        let wants = |place: &usize| link.wants(&self.experts[*place]);
+        let next = (state.next_to_pin..self.experts.len()).find(wants);
+        // Each is tried once: one that can't be read is told of when somebody asks for it.
+        state.next_to_pin = next.map_or(self.experts.len(), |place| place + 1);
+        next
+    }
+
+    /// Reads an expert into pinned memory, so that no pass has to.
+    fn pin(
+        &self,
+        place: usize,
+        link: &mut GpuLink,
+        pace: Option<&mut ReadPace>,
+    ) -> MutexGuard<'_, CacheState> {
+        let (begun, expert) = (Instant::now(), &self.experts[place]);
+        let read = || link.pin(&self.reader, expert, &self.monitor.abandon);
+        let result = catch_unwind(AssertUnwindSafe(read));
+        if let (Some(pace), Ok(Ok(PinOutcome::Read))) = (pace, &result) {
+            self.monitor
+                .wait_until(pace.due(begun, expert.file_bytes()));
+        }
+        let mut state = self.monitor.state();
+        state.stats.pinned_bytes = link.pinned_weight_bytes();
+        state
+    }
+
     /// Brings an expert to a slot; `None` when cancelled.
     fn bring(
         &self,
@@ -519,8 +587,8 @@ impl ExpertInUse {
 impl Drop for ExpertInUse {
     fn drop(&mut self) {
         if let Some(mut expert) = self.expert.take() {
-            expert.used = self.shared.gpu.as_ref().and_then(mark_after_use);
             let mut state = self.shared.monitor.state();
+            expert.used = Some(state.visits);
             state.in_use.remove(&self.place);
             state.ready.insert(self.place, expert);
             drop(state);

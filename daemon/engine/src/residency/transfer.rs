@@ -6,7 +6,7 @@
 
 use std::{
     collections::VecDeque,
-    sync::atomic::AtomicBool,
+    sync::{Arc, atomic::AtomicBool},
     time::{Duration, Instant},
 };
 
@@ -27,7 +27,7 @@ use crate::error::EngineError;
 pub(super) struct FreeBuffer {
     pub(super) memory: DeviceBuffer<Page>,
     /// Stands behind the work that used it; `None` where none has.
-    pub(super) used: Option<StreamMark>,
+    pub(super) used: Option<Arc<StreamMark>>,
 }
 
 impl FreeBuffer {
@@ -49,7 +49,7 @@ impl FreeBuffer {
                 reader,
                 group,
                 self.memory.span(),
-                self.used.as_ref(),
+                self.used.as_deref(),
                 cancel,
             );
         }
@@ -65,12 +65,12 @@ impl FreeBuffer {
 
 /// A mark behind the work that was sent so far, which may still read memory that its user gives back. If no mark can be
 /// had, the work is waited for; if that fails, too, the GPU has failed and nothing is copied any more.
-pub(super) fn mark_after_use(gpu: &Gpu) -> Option<StreamMark> {
+pub(super) fn mark_after_use(gpu: &Gpu) -> Option<Arc<StreamMark>> {
     let mark = gpu.mark().ok();
     if mark.is_none() {
         drop(gpu.synchronize());
     }
-    mark
+    mark.map(Arc::new)
 }
 
 /// Marks of a group's copy and of the work that waited for it; times are known once both have passed.
