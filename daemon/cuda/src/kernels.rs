@@ -35,7 +35,7 @@ use sluice_formats::{DType, Format};
 use crate::{blas::Matmul, error::CudaError, gpu::Gpu, launch::KernelArgument, span::GpuSpan};
 
 /// Rows up to which reading the weights takes most of the time, as `multiply_few.cuh` explains.
-const FEW_ROWS: usize = 8;
+pub const FEW_ROWS: usize = 8;
 
 /// Rows from which cuBLAS, where it is found, is faster than our kernels: for one row both wait for the weights.
 const BLAS_ROWS: usize = 2;

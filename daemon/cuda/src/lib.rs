@@ -41,10 +41,10 @@ pub use kernels::{
     ATTEND_BACKWARD_FLOATS, ATTEND_BACKWARD_ROWS, ATTEND_QUERIES, AttentionArgs,
     AttentionBackwardArgs, AttentionBackwardTask, AttentionSegment, AttentionTask, CompareState,
     CompressedChunk, CompressedGpuMatrix, Compression, CrossEntropyState, DictionaryIndexError,
-    DictionaryMatmul, EXPERT_TASK_ROWS, ElementFunction, ExpertTask, GroupedMatmul, HEAD_DIM_MAX,
-    LM_HEAD_TOKENS, LmHeadRow, LmHeadSampling, LmHeadState, NO_TOKEN, RopeArgs, RopeRows,
-    RoutedRows, RouterRows, RouterRules, STACKED_VECTORS, SalienceArgs, SalienceScratch, StateRun,
-    TIME_MIX_HEAD_DIM, TimeMixArgs, dictionary_index, dictionary_index_bytes,
+    DictionaryMatmul, EXPERT_TASK_ROWS, ElementFunction, ExpertTask, FEW_ROWS, GroupedMatmul,
+    HEAD_DIM_MAX, LM_HEAD_TOKENS, LmHeadRow, LmHeadSampling, LmHeadState, NO_TOKEN, RopeArgs,
+    RopeRows, RoutedRows, RouterRows, RouterRules, STACKED_VECTORS, SalienceArgs, SalienceScratch,
+    StateRun, TIME_MIX_HEAD_DIM, TimeMixArgs, dictionary_index, dictionary_index_bytes,
 };
 pub use nvml::{GpuClocks, GpuUtilization, LiveStats, PcieLink};
 pub use properties::{DeviceName, DeviceProperties, devices};

@@ -16,7 +16,7 @@ use sluice_formats::DType;
 use sluice_machine::{GpuProfile, MemoryKind};
 use sluice_weights::{RopePairs, Weight};
 
-pub(crate) use self::mixture::{ExpertTasks, RouterWeights, task_words};
+pub(crate) use self::mixture::{ExpertTasks, RouterWeights, router_task_words, task_words};
 use super::{Activation, AttentionShape, Indices, RopeTable, attention::GpuTasks, clock::GpuClock};
 use crate::{
     OpsError,

@@ -8,7 +8,10 @@ use std::{
 use sluice_formats::DType;
 use sluice_weights::{Router, Weight};
 
-use crate::{Activation, Backend, Ops, OpsError, Phase, gpu::RouterWeights};
+use crate::{
+    Activation, Backend, Ops, OpsError, Phase,
+    gpu::{RouterWeights, router_task_words},
+};
 
 /// Which experts rows go through, sorted by expert and then by row.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -206,9 +209,10 @@ impl Ops {
         let logits = take(count, experts)?;
         let scratch = take(count, 2 * experts)?;
         let best = take(2 * count, weights_of.per_row)?;
+        let tasks = self.indices_in(router_task_words(count), None)?;
         if let Backend::Gpu(gpu) = &self.backend {
             let memory = [&wide, &logits, &scratch, &best];
-            gpu.choose_experts((x, rows), weights_of, memory)?;
+            gpu.choose_experts((x, rows), weights_of, memory, tasks.span())?;
             let values = gpu.read(&best)?;
             let (experts, counts) = values.split_at(chosen.len());
             for (chosen, expert) in chosen.iter_mut().zip(experts) {

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use sluice_cuda::{self as cuda, EXPERT_TASK_ROWS, ExpertTask, Gpu, GpuSpan};
+use sluice_cuda::{self as cuda, EXPERT_TASK_ROWS, ExpertTask, FEW_ROWS, Gpu, GpuSpan};
 use sluice_formats::{DType, Format};
 use sluice_machine::GpuProfile;
 use sluice_weights::{Router, Weight};
@@ -12,6 +12,11 @@ use crate::{Activation, Indices, OpsError};
 
 /// Words of a task, in which it is uploaded.
 const TASK_WORDS: usize = size_of::<ExpertTask>() / size_of::<u32>();
+
+/// Words of the tasks of so many rows that go through a router.
+pub(crate) fn router_task_words(rows: usize) -> usize {
+    rows.div_ceil(FEW_ROWS) * TASK_WORDS
+}
 
 /// Most words of the tasks of so many rows, however these are shared out.
 pub(crate) fn task_words(rows: usize) -> usize {
@@ -112,15 +117,15 @@ impl GpuBackend {
     }
 
     /// Chooses the experts of some rows of `x`, and what each counts. Logits are computed in `f32`, for which `x` is converted
-    /// to `wide` where it is in 16 bits; `logits` and `scratch`, of twice its size, are overwritten. `chosen` has a row for
-    /// each of these rows with its experts, then one for each with what they count.
+    /// to `wide` where it is in 16 bits; `logits`, `scratch`, of twice its size, and `tasks` are overwritten. `chosen` has a row
+    /// for each of these rows with its experts, then one for each with what they count.
     pub(crate) fn choose_experts(
         &self,
-        x: (&Activation, Range<usize>),
+        (x, rows): (&Activation, Range<usize>),
         weights: &RouterWeights<'_>,
         [wide, logits, scratch, chosen]: [&Activation; 4],
+        tasks: GpuSpan,
     ) -> Result<(), OpsError> {
-        let (x, rows) = x;
         let experts = weights.matrix.rows;
         let count = rows.len() * x.width();
         let mut factor = x.rows_span(rows.start, rows.len());
@@ -128,19 +133,7 @@ impl GpuBackend {
             (self.gpu).to_f32(x.dtype(), wide.span(), factor, count)?;
             factor = wide.span();
         }
-        let profile = GpuProfile {
-            dtype: DType::F32,
-            ..self.profile
-        };
-        weights::matmul(
-            &self.gpu,
-            &self.clock,
-            &profile,
-            (factor, rows.len()),
-            weights.matrix,
-            (logits.span(), DType::F32),
-            false,
-        )?;
+        self.router_logits(factor, rows.len(), weights.matrix, tasks, logits)?;
         let [best, counts] = [0, 1].map(|half| chosen.rows_span(half * rows.len(), rows.len()));
         self.gpu.choose_experts(cuda::RouterRows {
             logits: logits.span(),
@@ -152,6 +145,56 @@ impl GpuBackend {
             weights: counts,
         })?;
         Ok(())
+    }
+
+    /// Logits of `f32` rows. A router's matrix is small: in tasks of few rows more of the GPU multiplies than in large tiles.
+    fn router_logits(
+        &self,
+        x: GpuSpan,
+        rows: usize,
+        matrix: &Weight<'_>,
+        tasks: GpuSpan,
+        logits: &Activation,
+    ) -> Result<(), OpsError> {
+        let lies = matrix.on_gpu();
+        let width = matrix.width;
+        if lies.compressed.is_none()
+            && Gpu::has_grouped_matmul(DType::F32, matrix.format, width, [x, lies.span])
+        {
+            let each: Vec<_> = (0..rows)
+                .step_by(FEW_ROWS)
+                .map(|start| ExpertTask {
+                    weights: lies.span.address(),
+                    first_row: start as u32,
+                    rows: (rows - start).min(FEW_ROWS) as u32,
+                })
+                .collect();
+            self.upload(tasks.part(0, size_of_val(&each[..])), &each)?;
+            let product = cuda::GroupedMatmul {
+                out: logits.span(),
+                x,
+                tasks,
+                counts: [each.len(), 0],
+                rows,
+                outputs: matrix.rows,
+                width,
+            };
+            return Ok((self.gpu).grouped_matmul(DType::F32, matrix.format, product)?);
+        }
+        let profile = GpuProfile {
+            dtype: DType::F32,
+            ..self.profile
+        };
+        let out = (logits.span(), DType::F32);
+        weights::matmul(
+            &self.gpu,
+            &self.clock,
+            &profile,
+            (x, rows),
+            matrix,
+            out,
+            false,
+        )
     }
 
     /// Adds rows of `x` to rows of `out`, as these lists say ([`cuda::RoutedRows`]).
