@@ -18,14 +18,22 @@ use sluice_weights::{Shape, SourceTensor};
 use super::{Deadline, Found, Limit, Report, about, open, operations, requests::Requests};
 
 /// The fixtures that every device is checked with: models with many heads, with grouped heads in bf16 and two files,
-/// with an autoregressive mask, with biases and shifted logits, with states, and with windows and latents.
-const FIXTURES: [&str; 6] = [
+/// with an autoregressive mask, with biases and shifted logits, with states, with windows and latents, of blocks, and
+/// mixtures of experts with each of the routers.
+const FIXTURES: [&str; 13] = [
     "llada-tiny",
     "llada-tiny-bf16",
     "llama-tiny",
     "dream-tiny",
     "rwkv7-tiny",
     "ltm-tiny",
+    "sdar-tiny",
+    "fast-dllm-v2-tiny",
+    "nemotron-ld-tiny",
+    "qwen3-moe-tiny",
+    "llada-moe-tiny",
+    "llada2-tiny",
+    "rnd1-tiny",
 ];
 
 /// What is checked.

@@ -12,11 +12,13 @@ use std::{
     error::Error,
     ops::Range,
     path::PathBuf,
+    time::Duration,
 };
 
 use sluice_checkpoint::Source;
 use sluice_engine::{
-    Budget, Engine, EngineOptions, Generate, PlanOptions, PlanSettings, event::PassReport,
+    Budget, Engine, EngineOptions, Generate, PlanOptions, PlanSettings,
+    event::{PassPhases, PassReport},
 };
 use sluice_measure::engine_options;
 use sluice_ops::{Routing, RoutingLog};
@@ -64,9 +66,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     let places = plan.streamed().filter(|group| group.group.is_expert());
     let layers = places.count() / experts;
     let cached = plan.staging.expert_buffers;
-    if cached == 0 {
-        return Err("all experts are on the device under this budget".into());
-    }
     let bytes = plan.staging.expert_buffer_bytes;
     // What the load has measured.
     drop(log.take());
@@ -85,6 +84,13 @@ fn main() -> Result<(), Box<dyn Error>> {
         ..Generate::greedy(model.id, (1..=prompt as u32).collect(), blocks * block)
     };
     let reports = engine.passes(request, usize::MAX)?;
+    if cached == 0 {
+        println!("all experts are on the device under this budget");
+        let (_, steady) = steady(&reports);
+        println!("a pass: {}", units::duration_ms(1000.0 * mean_s(steady)));
+        print_phases(steady);
+        return Ok(());
+    }
     let visits: Vec<Visit> = (log.take().iter().enumerate())
         .map(|(number, routing)| touched(routing, number % layers * experts))
         .collect();
@@ -140,8 +146,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         println!("  cache / experts {:.2}", cached as f64 / union as f64);
     }
-    // What the first block reads, an empty cache would, too.
-    let after = of_blocks.first().map_or(0, |passes| passes.end);
+    let (after, steady) = steady(&reports);
     let tokens = ((of_blocks.len() - 1) * block).max(1);
     for (name, reads) in ["the cache", "LRU", "the best", "no cache"]
         .iter()
@@ -154,22 +159,51 @@ fn main() -> Result<(), Box<dyn Error>> {
             units::bytes(read * bytes / (reports.len() - after).max(1) as u64)
         );
     }
-    let steady = &reports[after..];
-    let mean = |of: &dyn Fn(&PassReport) -> f64| {
-        steady.iter().map(of).sum::<f64>() / steady.len().max(1) as f64
-    };
+    let waited: f64 = (steady.iter())
+        .map(|report| report.cost.waited.as_secs_f64())
+        .sum();
     let sum = |of: &dyn Fn(&PassReport) -> u64| steady.iter().map(of).sum::<u64>() as f64;
     let touched = sum(&|report| report.cost.experts.touched);
     println!(
         "a pass: predicted {}, measured {}, waited {}; of the experts {:.1} % were there, {:.1} % read ahead, {:.1} % missed",
         predicted.map_or("unknown".to_owned(), units::duration_ms),
-        units::duration_ms(1000.0 * mean(&|report| report.cost.time.as_secs_f64())),
-        units::duration_ms(1000.0 * mean(&|report| report.cost.waited.as_secs_f64())),
+        units::duration_ms(1000.0 * mean_s(steady)),
+        units::duration_ms(1000.0 * waited / steady.len().max(1) as f64),
         100.0 * sum(&|report| report.cost.experts.hits) / touched,
         100.0 * sum(&|report| report.cost.experts.fetched_ahead) / touched,
         100.0 * sum(&|report| report.cost.experts.missed) / touched,
     );
+    print_phases(steady);
     Ok(())
+}
+
+/// The passes after the first block, and how many there are before: what that block reads, an empty cache would, too.
+fn steady(reports: &[PassReport]) -> (usize, &[PassReport]) {
+    let before = by_block(reports).first().map_or(0, |passes| passes.end);
+    (before, &reports[before..])
+}
+
+/// The mean time of these passes in seconds.
+fn mean_s(reports: &[PassReport]) -> f64 {
+    let times = reports.iter().map(|report| report.cost.time.as_secs_f64());
+    times.sum::<f64>() / reports.len().max(1) as f64
+}
+
+/// Where the time of passes goes, but for what they waited.
+fn print_phases(reports: &[PassReport]) {
+    let phases = || reports.iter().filter_map(|report| report.cost.phases);
+    let mean = |of: fn(&PassPhases) -> Duration| {
+        let sum: f64 = phases().map(|phases| of(&phases).as_secs_f64()).sum();
+        units::duration_ms(1000.0 * sum / phases().count().max(1) as f64)
+    };
+    println!(
+        "of it: matmuls {}, attention {}, LM head {}, decompression {}, all else {}",
+        mean(|phases| phases.matmul),
+        mean(|phases| phases.attention),
+        mean(|phases| phases.lm_head),
+        mean(|phases| phases.decompress),
+        mean(|phases| phases.other),
+    );
 }
 
 fn touched(routing: &Routing, first: usize) -> Visit {

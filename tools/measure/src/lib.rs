@@ -9,20 +9,38 @@ pub mod peaks;
 use sluice_engine::EngineOptions;
 use sluice_formats::DType;
 use sluice_machine::{InstructionSet, Instructions};
+use sluice_ops::device::DeviceChoice;
 
 /// Whatever goes wrong ends an example or a bench.
 pub type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-/// The engine's options, with these [`instructions`], and in bf16 where [`computes_in_bf16`].
+/// The engine's options, with the [`device`] and the [`instructions`] that are asked for, and in bf16 where
+/// [`computes_in_bf16`].
 ///
 /// # Errors
-/// When this CPU lacks them.
+/// When this CPU lacks the instructions, or the device has no such name.
 pub fn engine_options() -> Result<EngineOptions> {
     Ok(EngineOptions {
+        device: device()?,
         instructions: instructions()?,
         compute_dtype: computes_in_bf16().then_some(DType::Bf16),
         ..EngineOptions::default()
     })
+}
+
+/// The device that `SLUICE_DEVICE` names, as for the daemon: `cuda:N`, or `cpu`, which is the default.
+///
+/// # Errors
+/// When it is neither.
+pub fn device() -> Result<DeviceChoice> {
+    let Ok(name) = std::env::var("SLUICE_DEVICE") else {
+        return Ok(DeviceChoice::Cpu);
+    };
+    match name.strip_prefix("cuda:") {
+        Some(ordinal) => Ok(DeviceChoice::Cuda(ordinal.parse()?)),
+        None if name == "cpu" => Ok(DeviceChoice::Cpu),
+        None => Err(format!("no device {name:?}: cuda:N or cpu").into()),
+    }
 }
 
 /// Whether `SLUICE_COMPUTE_DTYPE`, as for the daemon, is `bf16`.
