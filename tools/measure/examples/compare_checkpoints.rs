@@ -79,6 +79,7 @@ fn is_trellis_quantized(name: &str, entry: &TensorEntry) -> bool {
         tensors: Default::default(),
         is_trellis: true,
         all: false,
+        unquantized: Default::default(),
     };
     let number = entry.format.as_ref().map_or("", |format| format.name());
     rules.treatment(name, &entry.shape, number) == TensorTreatment::Trellis
