@@ -12,7 +12,9 @@ impl Ops {
     /// `experts[e]`, and stay in their order. A row's result is that of [`Ops::linear`] with this row and its expert.
     ///
     /// Where a tensor has the matrices of all experts, one after another, [`Weight::rows`] cuts them out. Experts without rows
-    /// are not read. On a GPU two launches multiply all of them, but for those that have to be decompressed first.
+    /// are not read. On a GPU two launches multiply all of them, but for those that have to be decompressed first; it chooses
+    /// kernels by the number of an expert's rows and of all rows of the pass, `pass_rows`, so that the choice does not depend
+    /// on which experts are multiplied together.
     ///
     /// # Errors
     /// When memory cannot be allocated, or the device fails.
@@ -25,9 +27,10 @@ impl Ops {
         x: &Activation,
         experts: &[Weight<'_>],
         offsets: &[usize],
+        pass_rows: usize,
     ) -> Result<Activation, OpsError> {
         let (experts, _) = experts.as_chunks::<1>();
-        let [out] = self.grouped_linear_each(x, experts, offsets)?;
+        let [out] = self.grouped_linear_each(x, experts, offsets, pass_rows)?;
         Ok(out)
     }
 
@@ -43,6 +46,7 @@ impl Ops {
         x: &Activation,
         experts: &[[Weight<'_>; N]],
         offsets: &[usize],
+        pass_rows: usize,
     ) -> Result<[Activation; N], OpsError> {
         let first = experts.first().expect("there are experts");
         let outputs = first.map(|weight| weight.rows);
@@ -71,7 +75,7 @@ impl Ops {
             Backend::Gpu(gpu) => {
                 for (index, out) in outs.iter().enumerate() {
                     let of_matrix = groups.clone().map(|(rows, each)| (rows, &each[index]));
-                    let (tasks, others) = ExpertTasks::new(x, of_matrix);
+                    let (tasks, others) = ExpertTasks::new(x, of_matrix, pass_rows);
                     let uploaded = self.indices_in(task_words(x.len()), tasks.words())?;
                     gpu.matmul_grouped(x, &tasks, &uploaded, out)?;
                     for (rows, weight) in others {

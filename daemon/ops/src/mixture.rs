@@ -48,16 +48,6 @@ impl Routing {
         routing
     }
 
-    /// So many rows with one expert that counts in full.
-    #[must_use]
-    pub fn all(rows: usize) -> Self {
-        Self {
-            offsets: vec![0, rows],
-            rows: (0..rows as u32).collect(),
-            weights: vec![1.0; rows],
-        }
-    }
-
     /// Number of experts.
     #[must_use]
     pub fn experts(&self) -> usize {

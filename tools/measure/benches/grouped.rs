@@ -85,7 +85,7 @@ fn compare(experts: &[Weight<'_>], dense: &Weight<'_>, offsets: &[usize]) -> Res
                 .try_for_each(|(x, expert)| ops.linear(x, expert).map(drop))
         })?);
         times[1].push(ops.time(1, &mut || {
-            ops.grouped_linear(&x, experts, offsets).map(drop)
+            ops.grouped_linear(&x, experts, offsets, x.len()).map(drop)
         })?);
         times[2].push(ops.time(1, &mut || ops.linear(&of_tokens, dense).map(drop))?);
     }

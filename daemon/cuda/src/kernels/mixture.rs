@@ -3,9 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 use sluice_formats::{DType, Format};
 
-use super::{
-    ELEMENT_THREADS, FEW_ROWS, address, holds, holds_weights, size, suits_few, vector_format,
-};
+use super::{ELEMENT_THREADS, address, holds, holds_weights, size, suits_few, vector_format};
 use crate::{error::CudaError, gpu::Gpu, launch::KernelArgument, span::GpuSpan};
 
 /// Most rows of an expert in one task.
@@ -23,14 +21,6 @@ pub struct ExpertTask {
     pub rows: u32,
 }
 
-impl ExpertTask {
-    /// Whether the kernel for few rows takes it.
-    #[must_use]
-    pub fn is_few(&self) -> bool {
-        self.rows as usize <= FEW_ROWS
-    }
-}
-
 /// The products of [`Gpu::grouped_matmul`].
 #[derive(Debug, Clone, Copy)]
 pub struct GroupedMatmul {
@@ -40,7 +30,7 @@ pub struct GroupedMatmul {
     pub x: GpuSpan,
     /// Tasks ([`ExpertTask`]): first those of few rows, then the others.
     pub tasks: GpuSpan,
-    /// How many tasks have few rows, and how many have more.
+    /// How many tasks have few rows ([`FEW_ROWS`] at most), and how many have more.
     pub counts: [usize; 2],
     /// Rows of all tasks.
     pub rows: usize,

@@ -144,6 +144,31 @@ fn mixtures_of_experts() {
     }
 }
 
+/// To the bit: which experts are multiplied together follows from which are there.
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn experts_compute_the_same_from_the_cache() {
+    here::open_stand_in();
+    for name in ["llada-moe-tiny", "llada2-tiny"] {
+        let distances = |plan_of: PlanOf| {
+            let ops = Ops::new(gpu(DType::Bf16), Ledger::default()).unwrap();
+            let profile = ops.device().profile();
+            let plan = |shape: &Shape, sources: &[_]| plan_of(profile, shape, sources).map(Some);
+            let checks = fixture_logits(&fixture(name), &ops, &plan).unwrap();
+            checks.iter().map(|check| check.error).collect::<Vec<_>>()
+        };
+        let kept =
+            distances(|profile, shape, sources| resident(profile, shape, sources, Level::Standard));
+        let cached = distances(|profile, shape, sources| {
+            let plan = streamed(profile, shape, sources, Level::Standard, u64::MAX)?;
+            assert!(plan.staging.expert_buffers > 0);
+            Ok(plan)
+        });
+        assert!(!kept.is_empty());
+        assert_eq!(kept, cached, "{name}");
+    }
+}
+
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
 fn block_diffusion_models() {

@@ -20,12 +20,16 @@ pub(crate) fn router_task_words(rows: usize) -> usize {
 
 /// Most words of the tasks of so many rows, however these are shared out.
 pub(crate) fn task_words(rows: usize) -> usize {
-    // Each expert has a row at least, and only the last task of one has fewer rows than a task has at most.
-    (rows + rows / EXPERT_TASK_ROWS) * TASK_WORDS
+    // Each task has a row at least.
+    rows * TASK_WORDS
 }
 
 /// Rows from which those of one expert are multiplied by themselves: cuBLAS takes longer for them than a launch does.
 const GROUP_ROWS: usize = 128;
+
+/// In passes of up to so many rows all experts go to the kernel for few rows, some several times: a launch of tiles for the
+/// experts that have more would take as long as all of the others.
+const FEW_PASS_ROWS: usize = 64;
 
 /// The products of rows sorted by expert with a matrix of each that two launches compute, in tasks: those of few rows first.
 pub(crate) struct ExpertTasks {
@@ -43,14 +47,15 @@ impl ExpertTasks {
     pub(crate) fn new<'a>(
         x: &Activation,
         groups: impl Iterator<Item = Group<'a>>,
+        pass_rows: usize,
     ) -> (Self, Vec<Group<'a>>) {
         let (mut few, mut more, mut others) = (Vec::new(), Vec::new(), Vec::new());
         let mut format = None;
         for (rows, weight) in groups {
             let lies = weight.on_gpu();
             let factors = [x.span(), lies.span];
-            let is_large = rows.len() >= GROUP_ROWS || rows.len() == x.len();
-            if is_large
+            if rows.len() == x.len()
+                || rows.len() >= GROUP_ROWS
                 || lies.compressed.is_some()
                 || *format.get_or_insert(weight.format) != weight.format
                 || !Gpu::has_grouped_matmul(x.dtype(), weight.format, weight.width, factors)
@@ -58,17 +63,12 @@ impl ExpertTasks {
                 others.push((rows, weight));
                 continue;
             }
-            for start in rows.clone().step_by(EXPERT_TASK_ROWS) {
-                let task = ExpertTask {
-                    weights: lies.span.address(),
-                    first_row: start as u32,
-                    rows: (rows.end - start).min(EXPERT_TASK_ROWS) as u32,
-                };
-                match task.is_few() {
-                    true => few.push(task),
-                    false => more.push(task),
-                }
-            }
+            let is_few = pass_rows <= FEW_PASS_ROWS || rows.len() <= FEW_ROWS;
+            let (tasks, most) = match is_few {
+                true => (&mut few, FEW_ROWS),
+                false => (&mut more, EXPERT_TASK_ROWS),
+            };
+            tasks.extend(tasks_of(lies.span, rows, most));
         }
         let count = few.len();
         few.append(&mut more);
@@ -85,6 +85,16 @@ impl ExpertTasks {
         let words: &[u32] = bytemuck::cast_slice(&self.tasks);
         words.iter().map(|&word| word as usize)
     }
+}
+
+/// Tasks of at most so many of these rows, with the same weights.
+fn tasks_of(weights: GpuSpan, rows: Range<usize>, most: usize) -> impl Iterator<Item = ExpertTask> {
+    let starts = rows.clone().step_by(most);
+    starts.map(move |start| ExpertTask {
+        weights: weights.address(),
+        first_row: start as u32,
+        rows: (rows.end - start).min(most) as u32,
+    })
 }
 
 /// A router with its matrix, and the experts' own numbers.
@@ -161,14 +171,7 @@ impl GpuBackend {
         if lies.compressed.is_none()
             && Gpu::has_grouped_matmul(DType::F32, matrix.format, width, [x, lies.span])
         {
-            let each: Vec<_> = (0..rows)
-                .step_by(FEW_ROWS)
-                .map(|start| ExpertTask {
-                    weights: lies.span.address(),
-                    first_row: start as u32,
-                    rows: (rows - start).min(FEW_ROWS) as u32,
-                })
-                .collect();
+            let each: Vec<_> = tasks_of(lies.span, 0..rows, FEW_ROWS).collect();
             self.upload(tasks.part(0, size_of_val(&each[..])), &each)?;
             let product = cuda::GroupedMatmul {
                 out: logits.span(),

@@ -19,12 +19,16 @@ impl DevicePair<'_> {
         for format in Format::ALL {
             let tolerance = self.matmul_tolerance(format);
             let all = self.stored(7 * OUTPUTS, 256, format, 1.0)?;
-            self.poison()?;
-            let [a, b] = self.activations(ROWS, 256, 2.0)?;
-            let expected = (self.cpu).grouped_linear(&a, &experts(all.on_cpu()), &OFFSETS)?;
-            let found = (self.tried).grouped_linear(&b, &experts(all.on_tried()), &OFFSETS)?;
-            let name = format!("linear, grouped, {}", format.name());
-            self.check_within(tolerance, name, [&expected, &found])?;
+            // As in a pass of a block, and of a prompt.
+            for pass_rows in [40, ROWS] {
+                self.poison()?;
+                let [a, b] = self.activations(ROWS, 256, 2.0)?;
+                let [on_cpu, on_tried] = [all.on_cpu(), all.on_tried()].map(experts);
+                let expected = (self.cpu).grouped_linear(&a, &on_cpu, &OFFSETS, pass_rows)?;
+                let found = (self.tried).grouped_linear(&b, &on_tried, &OFFSETS, pass_rows)?;
+                let name = format!("linear, grouped, pass of {pass_rows}, {}", format.name());
+                self.check_within(tolerance, name, [&expected, &found])?;
+            }
         }
         Ok(())
     }

@@ -17,6 +17,10 @@ use crate::{
 /// An expert, and the places of its rows.
 type ExpertRows<'a> = (Range<usize>, WeightGuard<'a>);
 
+/// On a GPU so many times as many of the experts' rows go together as go through an MLP: few of each expert would leave most
+/// of it idle.
+const GPU_ROWS: usize = 8;
+
 impl Network {
     /// The mixture with its residual. What is between an expert's matrices exists for some rows at a time.
     pub(super) fn mixture(
@@ -36,8 +40,11 @@ impl Network {
         drop(group);
         if experts.shared_intermediate_size > 0 {
             let shared = acquire(ops, weights, WeightGroup::SharedExpert(layer))?;
-            let all = Routing::all(hidden.len());
-            self.add_experts(ops, hidden, &x, &all, &[(0..hidden.len(), shared)])?;
+            for start in (0..hidden.len()).step_by(self.mlp_rows) {
+                let rows = start..hidden.len().min(start + self.mlp_rows);
+                let gate = self.gated(ops, &shared, &ops.take_rows(&x, &ops.indices(rows)?)?)?;
+                ops.linear_add(hidden, start, &gate, &shared.weight(TensorPart::Down))?;
+            }
         }
         self.add_routed(ops, weights, layer, hidden, &x, &routing)
     }
@@ -76,15 +83,16 @@ impl Network {
     ) -> Result<(), EngineError> {
         let touched = (0..routing.experts()).filter(|&expert| !routing.places(expert).is_empty());
         weights.want_experts(layer, touched.clone());
-        // In their order, which a row's sum follows, and as many together as are there: what is missing is read meanwhile.
+        // In their order, which a row's sum follows, and as many together as are there: what is missing is brought meanwhile.
         let mut ready: Vec<ExpertRows<'_>> = Vec::new();
         for expert in touched {
             let group = WeightGroup::Expert(layer, expert);
             let guard = match weights.try_acquire(group) {
                 Some(guard) => guard,
                 None => {
-                    // Before waiting, also because these may hold all slots.
-                    self.add_experts(ops, out, x, routing, &std::mem::take(&mut ready))?;
+                    if ready.len() > weights.experts_held_waiting() {
+                        self.add_experts(ops, out, x, routing, &std::mem::take(&mut ready))?;
+                    }
                     acquire(ops, weights, group)?
                 }
             };
@@ -93,7 +101,8 @@ impl Network {
         self.add_experts(ops, out, x, routing, &ready)
     }
 
-    /// Adds what experts make of their rows, which lie behind one another: as many at a time as go through an MLP together.
+    /// Adds what experts make of their rows, which lie behind one another. Rows go together by their places among those of all
+    /// experts, whichever experts these are: what a GPU makes of a row depends on how many of its expert's go with it.
     fn add_experts(
         &self,
         ops: &Ops,
@@ -105,9 +114,15 @@ impl Network {
         let (Some((first, _)), Some((last, _))) = (experts.first(), experts.last()) else {
             return Ok(());
         };
-        let all = first.start..last.end;
-        for start in all.clone().step_by(self.mlp_rows) {
-            let piece = start..all.end.min(start + self.mlp_rows);
+        let together = match ops.device().is_gpu() {
+            true => GPU_ROWS * self.mlp_rows,
+            false => self.mlp_rows,
+        };
+        let mut start = first.start;
+        while start < last.end {
+            let end = (start / together + 1) * together;
+            let piece = start..end.min(last.end);
+            start = piece.end;
             let (mut offsets, mut gate_up, mut down) = (vec![0], Vec::new(), Vec::new());
             for (places, group) in experts {
                 if places.start.max(piece.start) < places.end.min(piece.end) {
@@ -118,11 +133,11 @@ impl Network {
             }
             let rows = ops.indices(routing.rows(piece.clone()))?;
             let gathered = ops.take_rows(x, &rows)?;
-            let [mut gate, up] = ops.grouped_linear_each(&gathered, &gate_up, &offsets)?;
+            let [mut gate, up] = ops.grouped_linear_each(&gathered, &gate_up, &offsets, x.len())?;
             drop(gathered);
             self.activate(ops, &mut gate, &up)?;
             drop(up);
-            let out = ops.grouped_linear(&gate, &down, &offsets)?;
+            let out = ops.grouped_linear(&gate, &down, &offsets, x.len())?;
             ops.add_routed(hidden, &out, routing, piece)?;
         }
         Ok(())

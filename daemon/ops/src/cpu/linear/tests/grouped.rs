@@ -56,7 +56,7 @@ pub(super) fn check_grouped(device: Device, format: Format, outputs: usize, is_i
         let count = offsets[EXPERTS];
         let values = numbers(count * WIDTH, 1);
         let x = ops.matrix(count, WIDTH, &values, DType::F32).unwrap();
-        let out = ops.grouped_linear(&x, &experts, &offsets).unwrap();
+        let out = ops.grouped_linear(&x, &experts, &offsets, x.len()).unwrap();
         for (expert, weight) in experts.iter().enumerate() {
             for row in offsets[expert]..offsets[expert + 1] {
                 let alone = ops.matrix(1, WIDTH, x.row(row), DType::F32).unwrap();
@@ -137,7 +137,9 @@ fn grouped_matmuls_without_rows_are_empty() {
     let words = stored(8 * WIDTH, Format::F32);
     let weight = weight(&words, 8, WIDTH, Format::F32);
     let x = ops.pool.take(0, WIDTH, DType::F32).unwrap();
-    let out = ops.grouped_linear(&x, &[weight; 3], &[0; 4]).unwrap();
+    let out = ops
+        .grouped_linear(&x, &[weight; 3], &[0; 4], x.len())
+        .unwrap();
     assert_eq!((out.len(), out.width()), (0, 8));
 }
 
@@ -150,7 +152,9 @@ fn a_dry_run_takes_the_memory_of_a_grouped_matmul() {
     let weight = weight(&words, 8, WIDTH, Format::F32);
     let x = ops.matrix(5, WIDTH, &[], DType::F32).unwrap();
     let before = ledger.used_bytes();
-    let grouped = ops.grouped_linear(&x, &[weight; 2], &[0, 2, 5]).unwrap();
+    let grouped = ops
+        .grouped_linear(&x, &[weight; 2], &[0, 2, 5], x.len())
+        .unwrap();
     let taken = ledger.used_bytes() - before;
     drop(grouped);
     let _plain = ops.linear(&x, &weight).unwrap();
@@ -164,5 +168,5 @@ fn offsets_that_leave_rows_out_are_refused() {
     let words = stored(8 * WIDTH, Format::F32);
     let weight = weight(&words, 8, WIDTH, Format::F32);
     let x = ops.pool.take(5, WIDTH, DType::F32).unwrap();
-    drop(ops.grouped_linear(&x, &[weight; 2], &[0, 2, 4]));
+    drop(ops.grouped_linear(&x, &[weight; 2], &[0, 2, 4], x.len()));
 }
