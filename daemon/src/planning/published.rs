@@ -3,11 +3,8 @@
 use std::{cmp::Reverse, num::NonZero, sync::Mutex, thread};
 
 use serde::Serialize;
-use sluice_checkpoint::{
-    family::{PUBLISHED_SHAPES, PublishedShape},
-    features::{Feature, Features},
-};
-use sluice_engine::{EngineError, runtime::ModelOutline};
+use sluice_checkpoint::family::{PUBLISHED_SHAPES, PublishedShape};
+use sluice_engine::runtime::ModelOutline;
 use sluice_plan::{Machine, Plan};
 use sluice_proto::model;
 use sluice_shared::{level::Level, options::PlanSettings, units};
@@ -142,10 +139,6 @@ impl Terms {
     /// The plan at the level that was asked for, else at the most faithful one at which all weights are resident, else at the
     /// one that `auto` chooses.
     fn plan(&self, shape: &PublishedShape) -> Result<Plan, Failure> {
-        let refusal = Features::of(&shape.config()).refusal(Feature::Gpu);
-        if self.machine.device.gpu.is_some() && refusal.is_some() {
-            return Err(EngineError::CpuOnly.into());
-        }
         let outline = ModelOutline::of_published_shape(shape, self.machine.clone());
         let workload = translate::plan::workload(self.workload, outline.context_length())?;
         let at = |level: Level| {

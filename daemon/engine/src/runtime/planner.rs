@@ -125,17 +125,9 @@ impl Planner {
         config: ModelConfig,
         machine: Machine,
     ) -> Result<Self, EngineError> {
+        // Before anything is read.
+        check_device(&config, &machine)?;
         let shape = &config.shape;
-        // Refused before anything is read: the GPU's attention kernels are compiled for these sizes.
-        let has_kernel = shape.head_dim <= HEAD_DIM_MAX && shape.head_dim.is_multiple_of(2);
-        if machine.device.gpu.is_some() && !has_kernel {
-            return Err(EngineError::HeadDim {
-                head_dim: shape.head_dim,
-            });
-        }
-        if machine.device.gpu.is_some() && !Features::of(&config).has(Feature::Gpu) {
-            return Err(EngineError::CpuOnly);
-        }
         let sources = checkpoint.model_sources(shape)?;
         let sources = weight_cache::with_estimated_compression(checkpoint, sources)?;
         let machine = Machine {
@@ -209,6 +201,7 @@ impl Planner {
         mlp_rows: usize,
         held_bytes: u64,
     ) -> Result<Plan, EngineError> {
+        check_device(&self.config, &self.machine)?;
         let blocks = self.config.mask.and_then(|mask| mask.blocks);
         let workload = blocks.map_or(workload, |blocks| workload.in_blocks(blocks.length));
         let mut working =
@@ -235,6 +228,22 @@ impl Planner {
             true => Err(PlanError::NotCompressed { level: plan.level }.into()),
             false => Ok(plan),
         }
+    }
+}
+
+/// Checks that the machine's device computes such a model.
+fn check_device(config: &ModelConfig, machine: &Machine) -> Result<(), EngineError> {
+    if machine.device.gpu.is_none() {
+        return Ok(());
+    }
+    let head_dim = config.shape.head_dim;
+    // The GPU's attention kernels are compiled for these sizes.
+    if head_dim > HEAD_DIM_MAX || !head_dim.is_multiple_of(2) {
+        return Err(EngineError::HeadDim { head_dim });
+    }
+    match Features::of(config).has(Feature::Gpu) {
+        true => Ok(()),
+        false => Err(EngineError::CpuOnly),
     }
 }
 
