@@ -492,13 +492,18 @@ fn holds(name: &str, span: GpuSpan, count: usize, element_bytes: usize) {
     );
 }
 
-fn holds_weights(span: GpuSpan, format: Format, count: usize) {
-    let alignment = match format {
+/// The alignment with which kernels read weights.
+fn weight_alignment(format: Format) -> u64 {
+    match format {
         Format::F32 => 4,
         // Blocks of a multiple of 16 bytes are read in loads of 16.
         Format::Q5K | Format::Q4K => 16,
         _ => 2,
-    };
+    }
+}
+
+fn holds_weights(span: GpuSpan, format: Format, count: usize) {
+    let alignment = weight_alignment(format);
     assert!(
         span.bytes() >= format.bytes(count) && span.address().is_multiple_of(alignment),
         "{count} weights in {} don't lie in {span:?}",

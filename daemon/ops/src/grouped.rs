@@ -9,7 +9,7 @@ use crate::{
 
 impl Ops {
     /// `x · expertᵀ` where rows are sorted by expert: those from `offsets[e]` to `offsets[e + 1]` are multiplied by
-    /// `experts[e]`, and stay in their order. A row's result is that of [`Ops::linear`] with this row and its expert.
+    /// `experts[e]`, and stay in their order. On the CPU a row's result is that of [`Ops::linear`] with this row and its expert.
     ///
     /// Where a tensor has the matrices of all experts, one after another, [`Weight::rows`] cuts them out. Experts without rows
     /// are not read. On a GPU two launches multiply all of them, but for those that have to be decompressed first; it chooses

@@ -4,6 +4,7 @@
 //! decompressing all of it would, and a part of the memory. A tensor is decompressed in pieces of about the same size,
 //! none above a limit.
 
+use sluice_formats::DType;
 use sluice_machine::{Profile, page::PAGE_BYTES};
 use sluice_weights::{
     LayerKind, Storage, TensorPart, TensorPlan, WeightGroupPlan,
@@ -68,7 +69,12 @@ pub(super) fn bytes(groups: &[WeightGroupPlan], input: &PlanInput<'_>) -> u64 {
     };
     // A tensor larger than the limit goes in pieces; a piece has at least so many rows, or the kernel would starve.
     let piece = |tensor: &TensorPlan| {
-        let row_bytes = tensor.width * gpu.dtype.bytes();
+        let dtype = match tensor.part {
+            // A router's logits are computed in `f32`.
+            TensorPart::Router => DType::F32,
+            _ => gpu.dtype,
+        };
+        let row_bytes = tensor.width * dtype.bytes();
         let least = ROWS.min(tensor.rows) * row_bytes;
         (tensor.rows * row_bytes).min(BYTES_MAX.max(least))
     };

@@ -3,11 +3,17 @@
 use bytemuck::{Pod, Zeroable};
 use sluice_formats::{DType, Format};
 
-use super::{ELEMENT_THREADS, address, holds, holds_weights, size, suits_few, vector_format};
+use super::{
+    ELEMENT_THREADS, address, holds, holds_weights, size, suits_few, vector_format,
+    weight_alignment,
+};
 use crate::{error::CudaError, gpu::Gpu, launch::KernelArgument, span::GpuSpan};
 
 /// Most rows of an expert in one task.
 pub const EXPERT_TASK_ROWS: usize = 64;
+
+/// Outputs of a tile of the kernel for more rows.
+const TILE_OUTPUTS: usize = 64;
 
 /// Some rows of one expert, as kernels read it: at most [`EXPERT_TASK_ROWS`].
 #[repr(C)]
@@ -109,7 +115,9 @@ impl Gpu {
         width: usize,
         [x, weights]: [GpuSpan; 2],
     ) -> bool {
-        format.has_gpu_matmul() && suits_few(dtype, format, width, [x, weights])
+        format.has_gpu_matmul()
+            && weights.address().is_multiple_of(weight_alignment(format))
+            && suits_few(dtype, format, width, [x, weights])
     }
 
     /// Multiplies the rows of each task with its weights: `x · weightsᵀ`, in at most two launches.
@@ -141,7 +149,7 @@ impl Gpu {
         assert!(x.address().is_multiple_of(16), "rows are read in 16 bytes");
         let launches = [
             ("grouped_few", few, 0, outputs.div_ceil(8)),
-            ("grouped", more, few, outputs.div_ceil(EXPERT_TASK_ROWS)),
+            ("grouped", more, few, outputs.div_ceil(TILE_OUTPUTS)),
         ];
         for (kind, count, first, across) in launches {
             if count == 0 || outputs == 0 {

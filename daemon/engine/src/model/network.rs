@@ -121,7 +121,8 @@ impl Network {
         })
     }
 
-    /// Sets how many rows go through an MLP together: fewer take less memory, and give the same result.
+    /// Sets how many rows go through an MLP together: fewer take less memory. On the CPU they give the same bits; a GPU chooses
+    /// kernels by the number of rows.
     pub fn set_mlp_rows(&mut self, rows: usize) {
         self.mlp_rows = rows;
     }
@@ -346,11 +347,25 @@ pub(crate) fn acquire<'a>(
     weights: &'a Residency,
     group: WeightGroup,
 ) -> Result<WeightGuard<'a>, EngineError> {
+    waiting(ops, weights, || weights.acquire(group))
+}
+
+/// Acquires an expert if it is there; a GPU may have to wait for the copy of one.
+fn try_acquire<'a>(
+    ops: &Ops,
+    weights: &'a Residency,
+    group: WeightGroup,
+) -> Option<WeightGuard<'a>> {
+    waiting(ops, weights, || weights.try_acquire(group))
+}
+
+/// Counts what is done as waiting, if anything is streamed.
+fn waiting<T>(ops: &Ops, weights: &Residency, acquire: impl FnOnce() -> T) -> T {
     let _timed = match weights.is_resident() {
         true => None,
         false => ops.timed(Phase::Wait),
     };
-    weights.acquire(group)
+    acquire()
 }
 
 /// All logits of rows after the final norm, row after row: for tests and checks of small models, since nothing else

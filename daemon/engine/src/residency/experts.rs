@@ -13,7 +13,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, MutexGuard, atomic::Ordering},
     thread::{self, JoinHandle},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use sluice_cuda::{Gpu, StreamMark};
@@ -35,7 +35,7 @@ use self::{
     usage::ExpertUsage,
 };
 use super::{
-    link::{BroughtGroup, GpuLink, LinkShare, PinOutcome},
+    link::{BroughtGroup, GpuLink, LinkShare},
     monitor::Monitor,
     pace::ReadPace,
     reader::{LoadedGroup, WeightReader},
@@ -43,6 +43,9 @@ use super::{
     transfer::{FreeBuffer, GroupTransfer, Transfers, mark_after_use},
 };
 use crate::error::EngineError;
+
+/// Passes ask for experts more often than this, layer by layer.
+const IDLE: Duration = Duration::from_millis(200);
 
 /// The slots and the thread that fills them.
 #[derive(Debug)]
@@ -120,6 +123,7 @@ impl ExpertCache {
                 gpu: gpu.clone(),
                 ended: None,
             }),
+            last_visit: None,
             next_to_pin: 0,
         };
         let shared = Arc::new(CacheShared {
@@ -176,6 +180,7 @@ impl ExpertCache {
         let mut guard = self.shared.monitor.state();
         let state = &mut *guard;
         state.visits += 1;
+        state.last_visit = Some(Instant::now());
         if let Some(marks) = &mut state.marks {
             marks.ended = ended;
         }
@@ -309,11 +314,13 @@ impl ExpertCache {
         self.shared.monitor.notify();
         // A panic has shown itself as an expert that never came.
         let link = self.thread.take()?.join().ok().flatten();
+        // Copies and work may use the slots, which are about to be freed. If waiting fails the GPU has failed, which whoever uses
+        // it next is told.
         if let Some(link) = &link {
-            // Copies and work may use the slots, which are about to be freed. If waiting fails the GPU has failed, which whoever uses
-            // it next is told.
             drop(link.wait());
-            drop(link.gpu().synchronize());
+        }
+        if let Some(gpu) = &self.shared.gpu {
+            drop(gpu.synchronize());
         }
         link
     }
@@ -342,13 +349,7 @@ impl CacheShared {
                 continue;
             }
             let Some((place, mut slot)) = state.start_next() else {
-                state = match (self.next_to_pin(&mut state, link.as_ref()), &mut link) {
-                    (Some(place), Some(link)) => {
-                        drop(state);
-                        self.pin(place, link, pace.as_mut())
-                    }
-                    _ => self.monitor.wait(state),
-                };
+                state = self.pin_or_wait(state, link.as_mut());
                 continue;
             };
             state.filling = Some(place);
@@ -399,30 +400,37 @@ impl CacheShared {
     }
 
     /// The next expert to read into pinned memory, of those that are to be kept there.
-    fn next_to_pin(&self, state: &mut CacheState, link: Option<&GpuLink>) -> Option<usize> {
-        // Not while a pass waits for a slot, which may be free any moment.
-        let link = link.filter(|_| state.wanted.is_empty())?;
-        let wants = |place: &usize| link.wants(&self.experts[*place]);
-        let next = (state.next_to_pin..self.experts.len()).find(wants);
-        // Each is tried once: one that can't be read is told of when somebody asks for it.
-        state.next_to_pin = next.map_or(self.experts.len(), |place| place + 1);
-        next
+    fn next_to_pin(&self, state: &mut CacheState, link: &GpuLink) -> Option<usize> {
+        let places = state.next_to_pin..self.experts.len();
+        let next = { places }.find(|&place| link.lacks(&self.experts[place]));
+        state.next_to_pin = next.unwrap_or(self.experts.len());
+        // Others may hold the limit for now.
+        next.filter(|&place| link.wants(&self.experts[place]))
     }
 
-    /// Reads an expert into pinned memory, so that no pass has to.
-    fn pin(
-        &self,
-        place: usize,
-        link: &mut GpuLink,
-        pace: Option<&mut ReadPace>,
-    ) -> MutexGuard<'_, CacheState> {
-        let (begun, expert) = (Instant::now(), &self.experts[place]);
-        let read = || link.pin(&self.reader, expert, &self.monitor.abandon);
-        let result = catch_unwind(AssertUnwindSafe(read));
-        if let (Some(pace), Ok(Ok(PinOutcome::Read))) = (pace, &result) {
-            self.monitor
-                .wait_until(pace.due(begun, expert.file_bytes()));
+    /// Reads an expert into pinned memory, so that no pass has to, if there is one and no pass has asked for experts lately:
+    /// pinning cannot be interrupted. Otherwise waits.
+    fn pin_or_wait<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, CacheState>,
+        link: Option<&mut GpuLink>,
+    ) -> MutexGuard<'a, CacheState> {
+        // With a read limit, disks are spared what no pass needs.
+        let is_limited = self.reader.limit_bytes_per_s().is_some();
+        let link = link.filter(|_| !is_limited && state.failed.is_none());
+        let next = link.and_then(|link| Some((self.next_to_pin(&mut state, link)?, link)));
+        let Some((place, link)) = next else {
+            return self.monitor.wait(state);
+        };
+        let since = state.last_visit.map_or(IDLE, |last| last.elapsed());
+        if since < IDLE {
+            return self.monitor.wait_for(state, IDLE - since);
         }
+        // Tried once: one that can't be read is told of when somebody asks for it.
+        state.next_to_pin = place + 1;
+        drop(state);
+        let read = || link.pin(&self.reader, &self.experts[place], &self.monitor.abandon);
+        drop(catch_unwind(AssertUnwindSafe(read)));
         let mut state = self.monitor.state();
         state.stats.pinned_bytes = link.pinned_weight_bytes();
         state

@@ -180,12 +180,16 @@ impl GpuLink {
         self.pinned_bytes
     }
 
-    /// Whether the group is to be kept and is not yet.
+    /// Whether the group is to be kept and is not yet, and the limit allows it at this moment.
     pub(super) fn wants(&self, group: &WeightGroupPlan) -> bool {
+        self.lacks(group) && self.may_pin(group.staging_bytes())
+    }
+
+    /// Whether the group is to be kept and is not yet.
+    pub(super) fn lacks(&self, group: &WeightGroupPlan) -> bool {
         !self.is_refused
             && self.share.keeps.contains_key(&group.group)
             && !self.pinned.contains_key(&group.group)
-            && self.may_pin(group.staging_bytes())
     }
 
     /// Whether the limit allows so many bytes at this moment.

@@ -5,7 +5,7 @@ use std::{
         Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 /// A state under a lock, a signal that it has changed, and a flag that cancels the present read.
@@ -39,6 +39,16 @@ impl<S> Monitor<S> {
         self.changed
             .wait(state)
             .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for so long at most.
+    pub(super) fn wait_for<'a>(
+        &self,
+        state: MutexGuard<'a, S>,
+        most: Duration,
+    ) -> MutexGuard<'a, S> {
+        let waited = self.changed.wait_timeout(state, most);
+        waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
     /// Waits until `due`; false if the present read is cancelled before.

@@ -129,10 +129,13 @@ impl Transfers {
     const MAX: usize = 16_384;
 
     pub(super) fn add(&mut self, transfer: Option<GroupTransfer>) {
+        let Some(transfer) = transfer else {
+            return;
+        };
         if self.0.len() == Self::MAX {
             self.0.pop_front();
         }
-        self.0.extend(transfer);
+        self.0.push_back(transfer);
     }
 
     /// Adds up the times of those that have completed.

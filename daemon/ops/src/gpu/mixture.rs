@@ -54,11 +54,10 @@ impl ExpertTasks {
         for (rows, weight) in groups {
             let lies = weight.on_gpu();
             let factors = [x.span(), lies.span];
-            if rows.len() == x.len()
-                || rows.len() >= GROUP_ROWS
+            if rows.len() >= GROUP_ROWS
                 || lies.compressed.is_some()
-                || *format.get_or_insert(weight.format) != weight.format
                 || !Gpu::has_grouped_matmul(x.dtype(), weight.format, weight.width, factors)
+                || *format.get_or_insert(weight.format) != weight.format
             {
                 others.push((rows, weight));
                 continue;

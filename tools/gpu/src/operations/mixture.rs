@@ -5,7 +5,7 @@ use sluice_formats::Format;
 use sluice_ops::{Activation, Ops, OpsError};
 use sluice_weights::{Router, Weight};
 
-use super::DevicePair;
+use super::{DevicePair, distance};
 
 impl DevicePair<'_> {
     /// Products of rows by expert, of whom some have none: few rows, many, and so many that they are multiplied by themselves.
@@ -27,7 +27,19 @@ impl DevicePair<'_> {
                 let expected = (self.cpu).grouped_linear(&a, &on_cpu, &OFFSETS, pass_rows)?;
                 let found = (self.tried).grouped_linear(&b, &on_tried, &OFFSETS, pass_rows)?;
                 let name = format!("linear, grouped, pass of {pass_rows}, {}", format.name());
-                self.check_within(tolerance, name, [&expected, &found])?;
+                self.check_within(tolerance, name.clone(), [&expected, &found])?;
+                // An expert by itself gives the same bits: which others go with it depends on what is there.
+                let together = self.tried.read(&found)?;
+                let mut alone = Vec::new();
+                for (expert, &[from, to]) in on_tried.iter().zip(OFFSETS.array_windows()) {
+                    let these = self.tried.indices(from..to)?;
+                    let rows = self.tried.take_rows(&b, &these)?;
+                    let ends = [0, rows.len()];
+                    let expert = std::slice::from_ref(expert);
+                    let out = (self.tried).grouped_linear(&rows, expert, &ends, pass_rows)?;
+                    alone.extend(self.tried.read(&out)?);
+                }
+                self.record(format!("{name}, alone"), distance(&together, &alone), 0.0);
             }
         }
         Ok(())

@@ -8,7 +8,7 @@ use std::ops::Range;
 use sluice_ops::{Activation, Ops, Routing};
 use sluice_weights::{ExpertShape, TensorPart, WeightGroup};
 
-use super::{Network, acquire};
+use super::{Network, acquire, try_acquire};
 use crate::{
     error::EngineError,
     residency::{Residency, WeightGuard},
@@ -17,9 +17,8 @@ use crate::{
 /// An expert, and the places of its rows.
 type ExpertRows<'a> = (Range<usize>, WeightGuard<'a>);
 
-/// On a GPU so many times as many of the experts' rows go together as go through an MLP: few of each expert would leave most
-/// of it idle.
-const GPU_ROWS: usize = 8;
+/// On a GPU a piece has this many times as many rows of experts as an MLP's has rows: each expert has few of them.
+const GPU_PIECE_FACTOR: usize = 8;
 
 impl Network {
     /// The mixture with its residual. What is between an expert's matrices exists for some rows at a time.
@@ -87,7 +86,7 @@ impl Network {
         let mut ready: Vec<ExpertRows<'_>> = Vec::new();
         for expert in touched {
             let group = WeightGroup::Expert(layer, expert);
-            let guard = match weights.try_acquire(group) {
+            let guard = match try_acquire(ops, weights, group) {
                 Some(guard) => guard,
                 None => {
                     if ready.len() > weights.experts_held_waiting() {
@@ -115,7 +114,7 @@ impl Network {
             return Ok(());
         };
         let together = match ops.device().is_gpu() {
-            true => GPU_ROWS * self.mlp_rows,
+            true => GPU_PIECE_FACTOR * self.mlp_rows,
             false => self.mlp_rows,
         };
         let mut start = first.start;

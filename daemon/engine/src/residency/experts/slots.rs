@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use sluice_cuda::{Gpu, StreamMark};
@@ -45,6 +45,8 @@ pub(super) struct CacheState {
     /// Visits of layers so far, and where their work on a GPU has ended.
     pub(super) visits: usize,
     pub(super) marks: Option<VisitMarks>,
+    /// When a pass asked for experts last.
+    pub(super) last_visit: Option<Instant>,
     /// The place of the next expert to read into pinned memory while nothing else is to be done.
     pub(super) next_to_pin: usize,
     /// What the last visit of each layer came to.

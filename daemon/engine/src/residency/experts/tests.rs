@@ -211,10 +211,10 @@ fn a_limit_holds_nobody_up_who_wants_the_cache_to_end() {
     let world = World::new(Some(1));
     let cache = world.cache(4);
     world.want(&cache, 0, &[1]);
-    let end = Instant::now() + std::time::Duration::from_secs(20);
+    let end = Instant::now() + Duration::from_secs(20);
     while cache.shared.monitor.state().filling.is_none() {
         assert!(Instant::now() < end);
-        thread::sleep(std::time::Duration::from_millis(1));
+        thread::sleep(Duration::from_millis(1));
     }
     drop(cache);
     assert_eq!(world.ledger.used_bytes(), 0);
