@@ -21,7 +21,8 @@ use sluice_proto::v1;
 pub use self::experts::SavedExperts;
 use self::file::StateFile;
 
-/// Models whose settings are kept; of more, the one that nobody has changed for longest is forgotten.
+/// Models of which something is kept. Of more, one of which nothing was asked for is forgotten first, then the one that nobody
+/// has changed for longest.
 pub const MODELS_MAX: usize = 256;
 /// Paths that are kept; one more makes the first be forgotten.
 pub const PATHS_MAX: usize = 64;
@@ -36,7 +37,7 @@ const RUNNING_MAX: usize = 64;
 pub struct State {
     /// The model that is loaded at every start, by name or path.
     pub default_model: Option<String>,
-    /// What was asked for of each model, or learned. The one changed last comes last.
+    /// What was asked for of each model, or learned. The one of which something was asked for last comes last.
     pub models: VecDeque<SavedModel>,
     /// Models that were loaded by their path, in the order of their first use.
     pub paths: Vec<String>,
@@ -66,6 +67,17 @@ pub struct SavedModel {
     pub experts: Option<SavedExperts>,
 }
 
+impl SavedModel {
+    /// The level and the budget that were asked for.
+    fn asked(&self) -> [Option<&str>; 2] {
+        [self.level.as_deref(), self.budget.as_deref()]
+    }
+
+    fn is_asked_for(&self) -> bool {
+        self.asked() != [None; 2]
+    }
+}
+
 impl State {
     /// What was asked for of a model, or learned.
     #[must_use]
@@ -82,10 +94,29 @@ impl State {
     /// Sets what was asked for of a model, or learned, as the last change.
     pub fn put_model(&mut self, saved: SavedModel) {
         self.take_model(&saved.model);
-        while self.models.len() >= MODELS_MAX {
-            self.models.pop_front();
-        }
         self.models.push_back(saved);
+        self.forget_models();
+    }
+
+    /// Sets what was learned of a model's experts. What was asked for of it is as old as before.
+    pub fn put_experts(&mut self, model: &str, experts: SavedExperts) {
+        let mut models = self.models.iter_mut();
+        match models.find(|saved| saved.model == model && saved.is_asked_for()) {
+            Some(saved) => saved.experts = Some(experts),
+            None => self.put_model(SavedModel {
+                model: model.to_owned(),
+                experts: Some(experts),
+                ..SavedModel::default()
+            }),
+        }
+    }
+
+    /// Forgets models beyond the bound. Passes tell again what was learned; what was asked for, nobody says twice.
+    fn forget_models(&mut self) {
+        while self.models.len() > MODELS_MAX {
+            let learned = self.models.iter().position(|saved| !saved.is_asked_for());
+            self.models.remove(learned.unwrap_or(0));
+        }
     }
 
     /// Adds a path, unless it is there.

@@ -50,12 +50,7 @@ pub(crate) fn saved_experts(state: &State, model: &ModelName) -> Option<SavedExp
 
 /// Sets what passes have told of a model's experts.
 pub(crate) fn remember_experts(state: &mut State, model: &ModelName, experts: SavedExperts) {
-    let before = state.take_model(&key(model)).unwrap_or_default();
-    state.put_model(SavedModel {
-        model: key(model),
-        experts: Some(experts),
-        ..before
-    });
+    state.put_experts(&key(model), experts);
 }
 
 /// Keyed by path, since another model may get the same name.

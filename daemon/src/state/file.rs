@@ -9,7 +9,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::{MODELS_MAX, PATHS_MAX, SaveError, SavedModel, State};
+use super::{PATHS_MAX, SaveError, SavedModel, State};
 use crate::atomic_file;
 
 /// Name of the file, in the folder of models.
@@ -163,8 +163,7 @@ impl StateFile {
             }
             State::default()
         });
-        let excess = state.models.len().saturating_sub(MODELS_MAX);
-        state.models.drain(..excess);
+        state.forget_models();
         let excess = state.paths.len().saturating_sub(PATHS_MAX);
         state.paths.drain(..excess);
         let operations = std::mem::take(&mut state.operations);
@@ -230,8 +229,16 @@ fn take_over(state: &mut State, before: &State, now: &State) {
     }
     let own = std::mem::replace(&mut state.models, now.models.clone());
     for model in own {
-        if before.model(&model.model) != Some(&model) {
-            state.put_model(model);
+        let was = before.model(&model.model);
+        if was == Some(&model) {
+            continue;
+        }
+        match model.experts {
+            // What was only learned here leaves what was asked for there.
+            Some(experts) if was.map_or([None; 2], SavedModel::asked) == model.asked() => {
+                state.put_experts(&model.model, experts);
+            }
+            _ => state.put_model(model),
         }
     }
     for path in &now.paths {

@@ -321,6 +321,70 @@ fn all_lists_are_bounded() {
     assert!(state.model("/m/744").is_some() && state.model("/m/743").is_none());
 }
 
+fn asked(name: &str) -> SavedModel {
+    SavedModel {
+        model: name.to_owned(),
+        level: Some("off".to_owned()),
+        ..SavedModel::default()
+    }
+}
+
+fn learned() -> SavedExperts {
+    let figures = r#"{"shape": 7, "spread": 0.5, "turnover": 0.25}"#;
+    serde_json::from_str(figures).unwrap()
+}
+
+#[test]
+fn what_is_learned_leaves_the_age_of_what_was_asked_for() {
+    let mut state = State::default();
+    state.put_model(asked("/m/a"));
+    state.put_model(asked("/m/b"));
+    state.put_experts("/m/a", learned());
+    assert_eq!(state.models[0].experts, Some(learned()));
+    assert_eq!(state.models[0].level.as_deref(), Some("off"));
+    assert_eq!(state.models[1].model, "/m/b");
+}
+
+#[test]
+fn what_was_only_learned_is_forgotten_first() {
+    let mut state = State::default();
+    state.put_model(asked("/m/first"));
+    state.put_experts("/l/a", learned());
+    state.put_experts("/l/b", learned());
+    for number in 3..MODELS_MAX {
+        state.put_model(asked(&format!("/m/{number}")));
+    }
+    // The one that is in use stays longest.
+    state.put_experts("/l/a", learned());
+    state.put_model(asked("/m/more"));
+    assert!(state.model("/l/a").is_some() && state.model("/l/b").is_none());
+    state.put_model(asked("/m/last"));
+    assert!(state.model("/l/a").is_none());
+    // Where all places are taken by what was asked for, nothing new is learned.
+    state.put_experts("/l/a", learned());
+    state.put_experts("/m/first", learned());
+    assert!(state.model("/l/a").is_none());
+    assert_eq!(state.models[0].model, "/m/first");
+    assert_eq!(state.models[0].experts, Some(learned()));
+    assert_eq!(state.models.len(), MODELS_MAX);
+}
+
+#[test]
+fn what_is_learned_leaves_what_another_daemon_was_asked_for() {
+    let folder = TempDir::new().unwrap();
+    let first = open(&folder);
+    let second = open(&folder);
+    second.change(|state| state.put_experts("/m", learned()), |_| {});
+    first.save(|state| state.put_model(asked("/m"))).unwrap();
+    drop(first);
+    second.save(|state| state.put_path("/p")).unwrap();
+    let both = SavedModel {
+        experts: Some(learned()),
+        ..asked("/m")
+    };
+    assert_eq!(second.read(|state| state.models.clone()), [both]);
+}
+
 #[test]
 fn without_a_folder_it_lasts_as_long_as_the_daemon() {
     let store = StateStore::open(None).unwrap();
