@@ -273,7 +273,8 @@ impl Generation {
             let expected = expected.filter(|expected| expected.level == plan.level);
             let pass = expected.and_then(|expected| expected.pass.as_ref());
             started.estimated_ms = pass.map(|pass| self.advised.estimated_ms(pass));
-            started.warnings = self.advised.warnings(plan.level, started.estimated_ms);
+            let advice = self.advised.warnings(plan.level, started.estimated_ms);
+            started.warnings.extend(advice);
         }
         self.writer
             .start(Some(generation_event::Event::Started(started)));
@@ -573,6 +574,7 @@ fn started(serving: &ServingModel, prepared: &PreparedGeneration) -> v1::Generat
         is_exact: work.policy.info().exact
             && (work.state.start.as_ref()).is_none_or(|state| state.is_lossless),
         settings: prepared.settings.clone(),
+        warnings: prepared.warnings.clone(),
         is_seed_drawn: prepared.seed_drawn,
         prompt_text: text.map_or_else(Vec::new, |text| text.decode_with_specials(&work.prompt)),
         ..Default::default()

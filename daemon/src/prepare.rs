@@ -72,6 +72,8 @@ pub struct PreparedGeneration {
     pub preset: Option<Preset>,
     /// How tokens are chosen, the system prompt where it is the model's own, and who said so.
     pub settings: Vec<v1::ResolvedSetting>,
+    /// What was asked for and changes nothing.
+    pub warnings: Vec<String>,
     /// Chance has a part in it, with a seed that nobody asked for.
     pub seed_drawn: bool,
 }
@@ -248,11 +250,24 @@ pub fn generation(
         let what = "diffusion.steps";
         return Err(EngineError::from(RequestError::Sampling { what, problem }).into());
     }
+    let mut sampling_settings = sampler.settings;
+    let mut warnings = Vec::new();
+    if work.policy.name() == RENOISE
+        && work.temperature > 0.0
+        && request.sampling.skips_unused_temperature
+    {
+        sampling_settings.retain(|setting| setting.name != "temperature");
+        warnings.push(format!(
+            "temperature {} changes nothing: policy '{RENOISE}' has temperatures of its own, tmin and tmax",
+            work.temperature
+        ));
+        work.temperature = 0.0;
+    }
     // The end of a canvas that grows isn't known from the start.
     if work.decoding.canvas_growth != CanvasGrowth::Fixed {
         work.reserved = None;
     }
-    let first = sampler.settings.into_iter().chain(told_block);
+    let first = sampling_settings.into_iter().chain(told_block);
     told.splice(0..0, first.chain(told_limits));
     // A policy that ranks positions itself takes no other ranking.
     let is_open = policy(&work.policy).needs().ranking.is_none();
@@ -271,6 +286,7 @@ pub fn generation(
         || work.thinking.is_some();
     Ok(PreparedGeneration {
         settings: told,
+        warnings,
         seed_drawn: draws && request.sampling.seed.is_none(),
         work,
         preset: info.mask.map(|_| dial),

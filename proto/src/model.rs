@@ -203,6 +203,8 @@ pub struct SamplingChoice {
     pub eos: Option<EosPolicy>,
     /// Seed of all randomness.
     pub seed: Option<u64>,
+    /// A temperature changes nothing, rather than being refused, where the policy draws at temperatures of its own.
+    pub skips_unused_temperature: bool,
 }
 
 /// What only one kind of model takes.
@@ -383,6 +385,7 @@ impl TryFrom<v1::SamplingOptions> for SamplingChoice {
                 v1::EosPolicy::checked,
             )?,
             seed: wire.seed,
+            skips_unused_temperature: wire.skip_unused_temperature,
         })
     }
 }

@@ -553,6 +553,8 @@ impl DecodingDetails {
             top_p: self.top_p,
             min_p: self.min_p,
             repetition_penalty: self.repetition_penalty,
+            // Who asks for one here means it.
+            skip_unused_temperature: false,
         }
     }
 

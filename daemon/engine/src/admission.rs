@@ -405,7 +405,7 @@ impl Generate {
             Err(RequestError::Sampling { what, problem })
         };
         if self.temperature > 0.0 {
-            let problem = "has temperatures of its own, tmin and tmax";
+            let problem = "has temperatures of its own: leave this out, or set those, as in renoise:tmin=0.3,tmax=0.6";
             return refused("sampling.temperature", problem);
         }
         if self.block_length > WINDOW_PASS_ROWS {

@@ -128,6 +128,8 @@ impl Sampling {
         sampling.min_p = self.min_p;
         sampling.repetition_penalty = self.repetition_penalty;
         sampling.seed = self.seed.map(i64::cast_unsigned);
+        // Clients of these APIs send one to any model.
+        sampling.skip_unused_temperature = true;
         Ok(request)
     }
 }

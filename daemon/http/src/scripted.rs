@@ -294,6 +294,7 @@ async fn fields_become_those_of_the_schema() {
         (sampling.min_p, sampling.repetition_penalty),
         (Some(0.1), Some(1.1))
     );
+    assert!(sampling.skip_unused_temperature);
     assert_eq!(sampling.eos_policy(), v1::EosPolicy::Keep);
     assert_eq!(asked.block_length, Some(4));
     let thinking = asked.thinking.unwrap();

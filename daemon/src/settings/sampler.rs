@@ -81,11 +81,16 @@ impl SampledModel<'_> {
             |name, value: String, origin| all.push(self.sampling_setting(name, value, origin));
         let temperature = resolve(said.map(|(origin, drawing)| (origin, drawing.temperature)))
             .expect("there is a temperature for all");
-        tell(
-            "temperature",
-            temperature.value.to_string(),
-            temperature.origin,
-        );
+        // What is above 0 there, the engine refuses.
+        let is_the_policys =
+            self.mask.is_some_and(|mask| mask.is_random()) && temperature.value <= 0.0;
+        if !is_the_policys {
+            tell(
+                "temperature",
+                temperature.value.to_string(),
+                temperature.origin,
+            );
+        }
         let sampling = match self.is_masked_diffusion() {
             // The engine refuses requested options that only autoregressive models take.
             true => asked.sampling.effective(),
@@ -362,6 +367,18 @@ mod tests {
             ("temperature 0 (built-in)", None)
         );
         assert_eq!(llada.sampling, Sampling::default());
+        // Its policy has temperatures of its own.
+        let random = SampledModel {
+            mask: Some(MaskToken {
+                token_id: None,
+                ..MASK
+            }),
+            ..masked("diffusion_gemma")
+        };
+        assert_eq!(
+            told(&random.sampler(&SamplingOptions::default(), &table)),
+            ""
+        );
         let dream = masked("Dream").sampler(&SamplingOptions::default(), &table);
         assert_eq!(told(&dream), "temperature 0.2 (built-in)");
         assert_eq!(dream.remasking, Some(Remasking::Entropy));

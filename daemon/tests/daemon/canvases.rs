@@ -58,10 +58,30 @@ async fn canvases_are_written_by_the_models_own_policy() {
         sampling.greedy = false;
         sampling.temperature = Some(0.5);
     });
-    let refused = generate(&daemon, warm).await.unwrap_err();
+    let refused = generate(&daemon, warm.clone()).await.unwrap_err();
     assert!(
         refused.message.contains("temperatures of its own"),
         "{refused:?}"
+    );
+    let skipped = warm.sampled(|sampling| sampling.skip_unused_temperature = true);
+    let events = generate(&daemon, skipped).await.unwrap();
+    assert_eq!(done(&events).token_ids, written[0]);
+    let Some(Event::Started(started)) =
+        (events.iter()).find(|event| matches!(event, Event::Started(_)))
+    else {
+        panic!("{events:?}");
+    };
+    assert_eq!(
+        started.warnings,
+        [
+            "temperature 0.5 changes nothing: policy 'renoise' has temperatures of its own, tmin and tmax"
+        ]
+    );
+    assert!(
+        started
+            .settings
+            .iter()
+            .all(|setting| setting.name != "temperature")
     );
     let both = steps(12).diffused(|diffusion| {
         diffusion.policy = Some(v1::CommitPolicy {

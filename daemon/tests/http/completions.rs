@@ -138,3 +138,22 @@ async fn autoregressive_models_stop_and_tell_probabilities() {
         text.split(&stop).next()
     );
 }
+
+#[tokio::test]
+async fn a_temperature_that_the_policy_has_no_use_for_changes_nothing() {
+    let http = HttpDaemon::with_model(&checkpoints::fixture("diffusion-gemma-tiny"), &[]).await;
+    let mut ask =
+        json!({"prompt": [5, 90, 31, 7], "max_tokens": 8, "seed": 1, "sluice": {"steps": 4}});
+    let plain = http.post("/v1/completions", &ask).await.json();
+    assert!(plain["choices"][0]["sluice"]["warnings"].is_null());
+    ask["temperature"] = json!(1);
+    let warm = http.post("/v1/completions", &ask).await.json();
+    assert_eq!(warm["choices"][0]["text"], plain["choices"][0]["text"]);
+    let warnings = &warm["choices"][0]["sluice"]["warnings"];
+    assert!(
+        warnings[0]
+            .as_str()
+            .is_some_and(|text| text.contains("temperature 1")),
+        "{warnings}"
+    );
+}

@@ -16,7 +16,7 @@ fields! {
         honoured num_predict: i64 = "most tokens of an answer; of a masked diffusion model, the length of its canvas. Below 0: absent",
         honoured seed: i64 = "same seed, same text",
         honoured stop: Texts = "autoregressive models: a text or a list of at most 16",
-        honoured temperature: f64 = "0: the most probable token each time",
+        honoured temperature: f64 = "0: the most probable token each time; where the policy has temperatures of its own (`renoise`), it changes nothing, as a warning says",
         honoured top_k: u32 = "autoregressive models",
         honoured top_p: f64 = "autoregressive models",
         honoured min_p: f64 = "autoregressive models",

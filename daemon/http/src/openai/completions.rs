@@ -34,7 +34,7 @@ fields! {
         honoured stream: bool = "server-sent events; a piece is text that stays",
         honoured stream_options: StreamOptions = "with `stream`: `include_usage`, a last event with the tokens",
         honoured logprobs: u32 = "autoregressive models: log-probabilities of the answer's tokens, and of the so many most probable ones beside, at most 20",
-        honoured temperature: f64 = "0: the most probable token each time",
+        honoured temperature: f64 = "0: the most probable token each time; where the policy has temperatures of its own (`renoise`), it changes nothing, as a warning says",
         honoured top_p: f64 = "autoregressive models",
         honoured top_k: u32 = "autoregressive models; not OpenAI's",
         honoured min_p: f64 = "autoregressive models; not OpenAI's",

@@ -163,7 +163,7 @@ fn what_such_a_model_cannot_do_is_refused() {
     );
     assert_eq!(
         of(|request| request.temperature = 0.5),
-        "sampling.temperature: policy 'renoise' has temperatures of its own, tmin and tmax"
+        "sampling.temperature: policy 'renoise' has temperatures of its own: leave this out, or set those, as in renoise:tmin=0.3,tmax=0.6"
     );
     let measure = MeasureFidelity {
         model: world.model.id,
