@@ -15,6 +15,8 @@ use sluice_proto::v1::{
 };
 use sluice_shared::policy::POLICIES;
 
+use crate::text::width;
+
 /// Most notices of a request that are kept; beyond that the oldest are dropped.
 pub const NOTICES_MAX: usize = 64;
 
@@ -134,6 +136,40 @@ impl Canvas {
             let mut known = POLICIES.iter();
             known.any(|known| known.name == policy.name && known.takes_back)
         })
+    }
+
+    /// A line of what the looks of tokens mean, each word in its own; as many as there is room for.
+    #[must_use]
+    pub fn legend(&self, columns: usize) -> Vec<TextRun> {
+        let mask = format!("{MASK_MARK} masked");
+        // Where tokens may be replaced, that comes before what most lines have no room for.
+        let edited = self.may_be_edited().then_some(("edited", Look::Edited));
+        let entries = [
+            ("committed", Look::Committed),
+            ("guess", Look::Provisional),
+            (mask.as_str(), Look::Masked),
+            ("pinned", Look::Pinned),
+            ("new", Look::Fresh(Confidence::High)),
+        ];
+        let by_confidence = [
+            ("likely <0.7", Look::Fresh(Confidence::Medium)),
+            ("unsure <0.3", Look::Fresh(Confidence::Low)),
+        ];
+        let run = |text: &str, look| TextRun {
+            text: text.to_owned(),
+            look,
+        };
+        let mut line = Vec::new();
+        let mut used = 0;
+        for (words, look) in entries.into_iter().chain(edited).chain(by_confidence) {
+            let space = if line.is_empty() { "" } else { "  " };
+            used += space.len() + width(words);
+            if used > columns {
+                break;
+            }
+            line.extend([run(space, Look::Committed), run(words, look)]);
+        }
+        line
     }
 
     /// Whether no further events will come.

@@ -10,7 +10,7 @@ use sluice_proto::v1::CanvasToken;
 use crate::{
     canvas::{Canvas, Look, TextRun, runs, wrap},
     output::{Failure, StandardOutput},
-    text::{char_width, sanitise},
+    text::{char_width, sanitise, width},
 };
 
 /// Draws a canvas below the cursor and replaces it with each frame.
@@ -90,8 +90,10 @@ impl Live {
             }
         }
         lines.drain(..self.left_behind(&lines, columns));
+        // Tokens that take the place of others have a look that nothing else in a terminal has: a line below says what it is.
+        let has_legend = canvas.may_be_edited() && rows >= LEGEND_ROWS_MIN;
         // The top of a block too tall for the screen would scroll out of reach of a redraw.
-        let visible = rows.saturating_sub(1).max(1);
+        let visible = rows.saturating_sub(1 + usize::from(has_legend)).max(1);
         let skipped = lines.len().saturating_sub(visible);
         for (index, line) in lines[skipped..].iter().enumerate() {
             if index > 0 {
@@ -99,6 +101,12 @@ impl Live {
             }
             self.paint(line, &mut frame);
             self.drawn.push(plain(line).chars().map(char_width).sum());
+        }
+        if has_legend {
+            let legend = canvas.legend(columns);
+            frame.push_str("\r\n");
+            self.paint(&legend, &mut frame);
+            self.drawn.push(width(&plain(&legend)));
         }
         frame.push_str(END_FRAME);
         frame
@@ -172,6 +180,8 @@ impl Live {
     }
 }
 
+/// Fewer rows are for the text alone.
+const LEGEND_ROWS_MIN: usize = 6;
 /// Terminals that know synchronized output show a frame whole; others ignore this.
 const BEGIN_FRAME: &str = "\x1b[?2026h";
 const END_FRAME: &str = "\x1b[?2026l";
@@ -190,7 +200,8 @@ fn size() -> (usize, usize) {
 #[cfg(test)]
 mod tests {
     use sluice_proto::v1::{
-        CanvasToken, GenerationBlock, GenerationPass, TokenState, generation_event::Event,
+        CanvasToken, CommitPolicy, DiffusionOptions, GenerationBlock, GenerationPass,
+        GenerationStarted, TokenState, generation_event::Event,
     };
 
     use super::*;
@@ -249,6 +260,37 @@ mod tests {
         }));
         let frame = live.frame(&canvas, (80, 24));
         assert!(frame.contains("one two"), "{frame:?}");
+    }
+
+    #[test]
+    fn where_tokens_may_be_replaced_a_last_line_says_how_they_look() {
+        let mut live = Live::new(true);
+        let mut canvas = Canvas::default();
+        canvas.apply(pass(0, words(&["one"], TokenState::Committed)));
+        assert!(!live.frame(&canvas, (80, 24)).contains("edited"));
+        let policy = CommitPolicy {
+            name: "edit".into(),
+            ..Default::default()
+        };
+        canvas.apply(Event::Started(GenerationStarted {
+            diffusion: Some(DiffusionOptions {
+                policy: Some(policy),
+                ..Default::default()
+            }),
+            ..Default::default()
+        }));
+        let frame = live.frame(&canvas, (80, 24));
+        assert!(
+            frame.contains("one\r\ncommitted") && frame.contains("  \x1b[7;35medited\x1b[0m  "),
+            "{frame:?}"
+        );
+        // The next frame goes over both lines, and the text in the end stands alone.
+        let last = live.last_frame("one", 80);
+        assert!(
+            last.contains("\x1b[1A") && !last.contains("edited"),
+            "{last:?}"
+        );
+        assert!(!live.frame(&canvas, (80, 5)).contains("edited"));
     }
 
     #[test]

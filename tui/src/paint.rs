@@ -291,6 +291,7 @@ fn block(character: char) -> Option<char> {
         '●' => '@',
         '◐' => 'O',
         '○' => 'o',
+        '◆' => 'E',
         '▸' => '>',
         '▾' => 'v',
         '▕' | '▏' => '|',
@@ -309,6 +310,7 @@ fn ascii(character: char) -> char {
         '●' => '@',
         '◐' => 'O',
         '○' => 'o',
+        '◆' => 'E',
         '┌' | '┐' | '└' | '┘' | '├' | '┤' | '┬' | '┴' | '┼' => '+',
         '▸' | '»' | '→' | '▶' => '>',
         '◂' | '«' | '←' => '<',
@@ -580,7 +582,7 @@ mod tests {
         let kinds = "█▓▒░▄▀■";
         let phases = "░▓█▒▄·";
         let places = "█▒░»?";
-        let passes = "●◐○─═";
+        let passes = "●◐○◆─═";
         for marks in [kinds, phases, places, passes] {
             let mut plain: Vec<char> = marks.chars().map(ascii).collect();
             plain.sort_unstable();

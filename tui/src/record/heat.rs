@@ -16,6 +16,8 @@ pub enum HeatCell {
     Provisional(Option<f32>),
     /// Committed since the column before; its probability, where that is known.
     Fresh(Option<f32>),
+    /// Committed since the column before in the place of another token; its probability, where that is known.
+    Edited(Option<f32>),
     /// Committed earlier.
     Committed,
     /// Pinned by the user from the start.
@@ -38,6 +40,7 @@ const COMMITTED: u16 = 2 << 13;
 const PINNED: u16 = 3 << 13;
 const PROVISIONAL: u16 = 4 << 13;
 const FRESH: u16 = 5 << 13;
+const EDITED: u16 = 6 << 13;
 /// Stands for a confidence that is not known.
 const UNKNOWN: u16 = MASKED - 1;
 
@@ -78,6 +81,7 @@ impl HeatRow {
             PINNED => Some(HeatCell::Pinned),
             PROVISIONAL => Some(HeatCell::Provisional(confidence)),
             FRESH => Some(HeatCell::Fresh(confidence)),
+            EDITED => Some(HeatCell::Edited(confidence)),
             _ => None,
         }
     }
@@ -94,6 +98,7 @@ fn pack(cell: HeatCell) -> u16 {
         HeatCell::Pinned => PINNED,
         HeatCell::Provisional(confidence) => PROVISIONAL | parts(confidence),
         HeatCell::Fresh(confidence) => FRESH | parts(confidence),
+        HeatCell::Edited(confidence) => EDITED | parts(confidence),
     }
 }
 
@@ -158,15 +163,29 @@ impl Recording {
                 continue;
             };
             let cells = column(last);
-            let shown = cells.iter().zip(&previous).zip(&settled);
+            let edits = self.edits(&positions, passes.start..last);
+            let shown = cells.iter().zip(&previous).zip(settled.iter().zip(edits));
             heat.push(
                 shown
-                    .map(|((cell, previous), settled)| since(*cell, *previous, settled.as_ref()))
+                    .map(|((cell, previous), (settled, edit))| {
+                        since(*cell, *previous, settled.as_ref(), edit)
+                    })
                     .collect(),
             );
             previous = cells;
         }
         heat
+    }
+
+    /// The latest edit of each position in these passes.
+    fn edits(&self, positions: &Range<u32>, passes: Range<usize>) -> Vec<Option<HeatCell>> {
+        let kept = self.passes.get(passes).unwrap_or_default();
+        let rows = || kept.iter().rev().map(|kept| &kept.row);
+        let edit_of = |position| {
+            let mut cells = rows().filter_map(|row| row.at(position));
+            cells.find(|cell| matches!(cell, HeatCell::Edited(_)))
+        };
+        positions.clone().map(edit_of).collect()
     }
 
     /// Divides the kept passes into at most `columns` runs of consecutive passes.
@@ -183,6 +202,7 @@ impl Recording {
 /// The cell of a token in its pass.
 fn cell(token: &CanvasToken) -> HeatCell {
     match token.state() {
+        TokenState::Committed if token.is_edited => HeatCell::Edited(token.confidence),
         TokenState::Committed if token.is_fresh => HeatCell::Fresh(token.confidence),
         TokenState::Committed => HeatCell::Committed,
         TokenState::Pinned => HeatCell::Pinned,
@@ -191,8 +211,14 @@ fn cell(token: &CanvasToken) -> HeatCell {
     }
 }
 
-/// The cell as the column shows it: a token that was committed in a pass between two columns is fresh in the later one.
-fn since(cell: HeatCell, previous: HeatCell, settled: Option<&SettledPosition<'_>>) -> HeatCell {
+/// The cell as the column shows it: a token that was committed in a pass between two columns is fresh in the later one, and one
+/// that took another's place there is an edit.
+fn since(
+    cell: HeatCell,
+    previous: HeatCell,
+    settled: Option<&SettledPosition<'_>>,
+    edit: Option<HeatCell>,
+) -> HeatCell {
     match (cell, previous) {
         (HeatCell::Committed, HeatCell::Masked | HeatCell::Provisional(_)) => {
             let settled = settled.and_then(|settled| settled.token.confidence);
@@ -202,6 +228,7 @@ fn since(cell: HeatCell, previous: HeatCell, settled: Option<&SettledPosition<'_
             };
             HeatCell::Fresh(settled.or(guess))
         }
+        (HeatCell::Committed, _) => edit.unwrap_or(cell),
         _ => cell,
     }
 }

@@ -351,3 +351,24 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn the_heat_map_marks_tokens_that_took_the_place_of_others() {
+    let committed = |confidence| token(0, COMMITTED, confidence);
+    let edited = CanvasToken {
+        is_fresh: true,
+        is_edited: true,
+        ..committed(0.25)
+    };
+    let passes = [committed(0.5), edited, committed(0.25)];
+    let passes = passes.into_iter().zip(1..);
+    let recording = recorded(passes.map(|(token, number)| pass(number, 0, vec![token])));
+    let heat = recording.heat(0..1, &recording.columns(3));
+    let edit = HeatCell::Edited(Some(0.25));
+    assert_eq!(heat[1..], [[edit], [HeatCell::Committed]]);
+    // A column of several passes has what happened in any of them.
+    assert_eq!(recording.heat(0..1, &[0..1, 1..3])[1], [edit]);
+    // What was committed in it as well is new.
+    let all = recording.heat(0..1, &recording.columns(1));
+    assert_eq!(all, [[HeatCell::Fresh(None)]]);
+}

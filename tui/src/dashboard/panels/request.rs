@@ -2,7 +2,7 @@
 
 use super::{super::screen::Screen, work};
 use crate::{
-    canvas::{Canvas, Confidence, Look, MASK_MARK, TextRun, ids_text, runs, wrap, wrap_marked},
+    canvas::{Canvas, Look, TextRun, ids_text, runs, wrap, wrap_marked},
     paint::{Paint, Role},
     text::sanitise,
 };
@@ -101,31 +101,6 @@ pub(in super::super) fn canvas_lines(
 
 /// The legend: each word in the look that it explains.
 pub(in super::super) fn legend(canvas: &Canvas, columns: usize, paint: &Paint) -> Line<'static> {
-    let mask = format!("{MASK_MARK} masked");
-    // Where tokens may be replaced, that comes before what most lines have no room for.
-    let edited = canvas.may_be_edited().then_some(("edited", Look::Edited));
-    let entries = [
-        ("committed", Look::Committed),
-        ("guess", Look::Provisional),
-        (mask.as_str(), Look::Masked),
-        ("pinned", Look::Pinned),
-        ("new", Look::Fresh(Confidence::High)),
-    ];
-    let by_confidence = [
-        ("likely <0.7", Look::Fresh(Confidence::Medium)),
-        ("unsure <0.3", Look::Fresh(Confidence::Low)),
-    ];
-    let mut spans = Vec::new();
-    let mut used = 0;
-    let entries = entries.into_iter().chain(edited).chain(by_confidence);
-    for (words, look) in entries {
-        let wide = crate::text::width(words) + 2;
-        if used + wide > columns + 2 {
-            break;
-        }
-        used += wide;
-        spans.push(Span::styled(words.to_owned(), paint.look(look)));
-        spans.push(Span::raw("  "));
-    }
-    Line::from(spans)
+    let runs = canvas.legend(columns).into_iter();
+    Line::from_iter(runs.map(|run| Span::styled(run.text, paint.look(run.look))))
 }

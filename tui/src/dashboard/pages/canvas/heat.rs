@@ -19,6 +19,8 @@ use crate::{
 
 /// Width of the labels: a token's position and text, and a space.
 const LABEL_COLUMNS: usize = 14;
+/// A token that took the place of another: bars and circles tell how sure the model is, so it is neither.
+const EDITED_MARK: &str = "◆";
 /// Width of a pass where there is room.
 const PASS_COLUMNS_MAX: usize = 2;
 
@@ -78,7 +80,7 @@ pub(super) fn draw(
     screen.lines(inner, lines);
     if has_legend {
         let place = Rect::new(inner.x, inner.bottom() - 1, inner.width, 1);
-        screen.lines(place, vec![legend(columns, paint)]);
+        screen.lines(place, vec![legend(picture.may_be_edited(), columns, paint)]);
     }
     let shown = usize::try_from(positions.end - positions.start).unwrap_or(usize::MAX);
     if shown < total {
@@ -215,6 +217,12 @@ fn drawn(cell: HeatCell, paint: &Paint) -> (&'static str, Style) {
             };
             (mark, class(p).remove_modifier(Modifier::UNDERLINED))
         }
+        HeatCell::Edited(_) => (
+            EDITED_MARK,
+            paint
+                .style(Role::Edited)
+                .remove_modifier(Modifier::REVERSED),
+        ),
         HeatCell::Committed => ("─", paint.style(Role::Dim)),
         HeatCell::Pinned => (
             "═",
@@ -225,11 +233,14 @@ fn drawn(cell: HeatCell, paint: &Paint) -> (&'static str, Style) {
     }
 }
 
-fn legend(columns: usize, paint: &Paint) -> Line<'static> {
+fn legend(has_edits: bool, columns: usize, paint: &Paint) -> Line<'static> {
+    let edited = (EDITED_MARK, HeatCell::Edited(None), " edited  ");
     let entries = [
         ("▁", HeatCell::Provisional(Some(0.1)), " to "),
         ("█", HeatCell::Provisional(Some(0.9)), " guess  "),
         ("●", HeatCell::Fresh(Some(0.9)), " new  "),
+    ];
+    let others = [
         ("◐", HeatCell::Fresh(Some(0.5)), " <0.7  "),
         ("○", HeatCell::Fresh(Some(0.1)), " <0.3  "),
         ("─", HeatCell::Committed, " committed  "),
@@ -237,7 +248,8 @@ fn legend(columns: usize, paint: &Paint) -> Line<'static> {
     ];
     let mut spans = Vec::new();
     let mut used = 0;
-    for (glyph, cell, words) in entries {
+    let edited = has_edits.then_some(edited);
+    for (glyph, cell, words) in entries.into_iter().chain(edited).chain(others) {
         let wide = width(glyph) + width(words);
         if used + wide > columns {
             break;
