@@ -23,7 +23,7 @@ use crate::{
     text::{clip, sanitise_line},
 };
 
-/// Rows of the layer map with its frame, its legend and the selected layer in words.
+/// Rows of the layer map with its frame, its legend and the selected layer in words; more where layers have many parts.
 const MAP_ROWS: u16 = 10;
 /// Height from which on a narrow screen has a graph, too.
 const GRAPH_FROM_ROWS: u16 = 30;
@@ -33,8 +33,10 @@ const HELD_COLUMNS: u16 = 66;
 pub(in super::super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
     match screen.shape {
         ScreenShape::Wide => {
+            let needed = layers::full_rows(screen.state, area.width.saturating_sub(2)) + 2;
+            let map_rows = needed.min(area.height / 2).max(MAP_ROWS);
             let [top, map] =
-                Layout::vertical([Constraint::Min(0), Constraint::Length(MAP_ROWS)]).areas(area);
+                Layout::vertical([Constraint::Min(0), Constraint::Length(map_rows)]).areas(area);
             let columns = HELD_COLUMNS.min(area.width / 2);
             let [held, graphs] =
                 Layout::horizontal([Constraint::Length(columns), Constraint::Min(0)]).areas(top);

@@ -11,6 +11,7 @@ use sluice_shared::units;
 
 use super::super::{hit_areas::HitTarget, screen::Screen, state::DashboardState};
 use crate::{
+    canvas::wrap_text,
     paint::{Paint, Role},
     text::{clip, sanitise_line, width},
 };
@@ -19,6 +20,23 @@ use crate::{
 const NAME_COLUMNS: usize = 10;
 /// Largest width of a cell; one of its columns is a space.
 const CELL_COLUMNS_MAX: usize = 4;
+
+/// Lines below the map, at least: what marks mean, and the selected layer in words.
+const FOOT_ROWS: u16 = 2;
+
+/// Parts of layers that have a row where a model has them, with the row's label, in the order in which a pass uses them. Labels
+/// without room for the whole name are short; it stands in the words below the map. Embedding and LM head share the first row.
+const PARTS: [(&str, WeightGroupKind); 9] = [
+    ("self_cond", WeightGroupKind::SelfConditioning),
+    ("attention", WeightGroupKind::Attention),
+    ("cross_att", WeightGroupKind::CrossAttention),
+    ("gate_up", WeightGroupKind::GateUp),
+    ("down", WeightGroupKind::Down),
+    ("router", WeightGroupKind::Router),
+    ("shared", WeightGroupKind::SharedExpert),
+    ("experts", WeightGroupKind::Expert),
+    ("layer_end", WeightGroupKind::LayerEnd),
+];
 
 /// Where weights are, ordered by speed. The slowest place of a layer's parts counts for the layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -39,6 +57,16 @@ impl Placement {
             (_, Tier::Host) => Self::Host,
             (_, Tier::Disk) => Self::Disk,
             (_, Tier::Unspecified) => Self::Unknown,
+        }
+    }
+
+    /// Where a layer has its part of this kind.
+    fn of_part(layer: &LayerStatus, kind: WeightGroupKind) -> Option<Self> {
+        let groups = layer.groups.iter().filter(|group| group.kind() == kind);
+        match kind {
+            // Some of them are in their cache most of the time, which says little of the others.
+            WeightGroupKind::Expert => groups.max_by_key(|group| group.bytes).map(Self::of),
+            _ => groups.map(Self::of).max(),
         }
     }
 
@@ -103,7 +131,7 @@ fn format_mark(format: WeightFormat) -> char {
 enum MapRow {
     /// The slowest place of each layer's parts.
     Whole,
-    /// The place of the part of this kind.
+    /// The place of the part of this kind; of experts, that of most of them.
     Part(WeightGroupKind),
     /// The format of each layer's largest part.
     Format,
@@ -117,17 +145,15 @@ impl MapRow {
         };
         match self {
             Self::Whole => {
-                let place = layer.groups.iter().map(Placement::of).max();
-                let place = place.unwrap_or(Placement::Unknown);
+                let groups = layer.groups.iter();
+                let places = groups.filter_map(|group| Placement::of_part(layer, group.kind()));
+                let place = places.max().unwrap_or(Placement::Unknown);
                 cell(place.mark(), place.role())
             }
-            Self::Part(kind) => {
-                let group = layer.groups.iter().find(|group| group.kind() == kind);
-                match group.map(Placement::of) {
-                    Some(place) => cell(place.mark(), place.role()),
-                    None => Span::raw(" ".repeat(cell_columns)),
-                }
-            }
+            Self::Part(kind) => match Placement::of_part(layer, kind) {
+                Some(place) => cell(place.mark(), place.role()),
+                None => Span::raw(" ".repeat(cell_columns)),
+            },
             Self::Format => {
                 let largest = layer.groups.iter().max_by_key(|group| group.bytes);
                 let mark = largest.and_then(|group| group.format);
@@ -160,6 +186,25 @@ pub(in super::super) fn brief_rows(state: &DashboardState, columns: u16) -> u16 
     u16::try_from(lines * 2).unwrap_or(u16::MAX)
 }
 
+/// Rows that [`full`] needs in `columns`, with two lines of words.
+pub(in super::super) fn full_rows(state: &DashboardState, columns: u16) -> u16 {
+    let Some(snapshot) = state.snapshot() else {
+        return 0;
+    };
+    let layers = &snapshot.layers;
+    let (_, on_a_line) = cells(columns, layers.len());
+    let rows = layers.len().div_ceil(on_a_line) * (parts(layers).count() + 2);
+    u16::try_from(rows).map_or(u16::MAX, |rows| rows.saturating_add(FOOT_ROWS + 1))
+}
+
+/// The rows of parts that these layers have.
+fn parts(layers: &[LayerStatus]) -> impl Iterator<Item = (&'static str, MapRow)> {
+    let groups = || layers.iter().flat_map(|layer| &layer.groups);
+    let parts = PARTS.into_iter();
+    let parts = parts.filter(move |(_, kind)| groups().any(|group| group.kind() == *kind));
+    parts.map(|(name, kind)| (name, MapRow::Part(kind)))
+}
+
 /// Draws the map with a row for each part of a layer, the legend, and the selected layer in words.
 pub(in super::super) fn full(screen: &mut Screen<'_, '_>, area: Rect) {
     let state = screen.state;
@@ -171,39 +216,36 @@ pub(in super::super) fn full(screen: &mut Screen<'_, '_>, area: Rect) {
         screen.lines(area, vec![line]);
         return;
     };
-    // Parts are in the order in which a layer uses them; those of the embedding and the LM head share the first row.
-    let groups = || snapshot.layers.iter().flat_map(|layer| &layer.groups);
-    let has = |kind| groups().any(|group| group.kind() == kind);
-    let inner = [
-        ("attention", WeightGroupKind::Attention),
-        // The label has no room for the whole name, which stands in the words below the map.
-        ("cross_att", WeightGroupKind::CrossAttention),
-        ("gate_up", WeightGroupKind::GateUp),
-        ("down", WeightGroupKind::Down),
-        ("router", WeightGroupKind::Router),
-        ("shared", WeightGroupKind::SharedExpert),
-        ("experts", WeightGroupKind::Expert),
-    ];
-    let mut rows = vec![("layers", MapRow::Whole)];
-    if area.height >= 8 {
-        let inner = inner.into_iter().filter(|(_, kind)| has(*kind));
-        rows.extend(inner.map(|(name, kind)| (name, MapRow::Part(kind))));
-    }
-    rows.push(("format", MapRow::Format));
-    let [map, foot] = ratatui::layout::Layout::vertical([
+    let [map, _] = ratatui::layout::Layout::vertical([
         ratatui::layout::Constraint::Min(0),
-        ratatui::layout::Constraint::Length(3),
+        ratatui::layout::Constraint::Length(FOOT_ROWS),
     ])
     .areas(area);
+    let (_, on_a_line) = cells(map.width, snapshot.layers.len());
+    let lines = snapshot.layers.len().div_ceil(on_a_line);
+    let mut rows = vec![("layers", MapRow::Whole)];
+    if area.height >= 8 {
+        // The row below them has the cursor, so it has to stay.
+        let room = (usize::from(map.height) / lines).saturating_sub(2);
+        rows.extend(parts(&snapshot.layers).take(room));
+    }
+    rows.push(("format", MapRow::Format));
     let used = draw(screen, map, &rows, true);
-    let place = Rect::new(foot.x, map.y + used, foot.width, foot.height).intersection(area);
+    let free = area.height.saturating_sub(used);
+    let place = Rect::new(area.x, map.y + used, area.width, free);
     let columns = usize::from(area.width);
     let mut lines = vec![legend(columns, screen.paint())];
     if let Some(layer) = snapshot
         .layers
         .get(state.layer.min(snapshot.layers.len() - 1))
     {
-        lines.push(Line::raw(clip(&sanitise_line(&about(layer)), columns)));
+        let mut words = wrap_text(&sanitise_line(&about(layer)), columns);
+        let room = usize::from(free).saturating_sub(1);
+        if words.len() > room {
+            let rest = words.split_off(room.saturating_sub(1)).concat();
+            words.push(clip(&rest, columns));
+        }
+        lines.extend(words.into_iter().map(Line::raw));
     }
     screen.lines(place, lines);
 }
@@ -215,13 +257,12 @@ fn draw(screen: &mut Screen<'_, '_>, area: Rect, rows: &[(&str, MapRow)], has_cu
         return 0;
     };
     let paint = screen.paint();
-    let room = usize::from(area.width).saturating_sub(NAME_COLUMNS).max(1);
     let layers = &snapshot.layers;
-    let cell = (room / layers.len().max(1)).clamp(1, CELL_COLUMNS_MAX);
+    let (cell, on_a_line) = cells(area.width, layers.len());
     let selected = state.layer.min(layers.len().saturating_sub(1));
     let mut y = area.y;
-    for (line, chunk) in layers.chunks((room / cell).max(1)).enumerate() {
-        let first = line * (room / cell).max(1);
+    for (line, chunk) in layers.chunks(on_a_line).enumerate() {
+        let first = line * on_a_line;
         for (name, row) in rows {
             if y >= area.bottom() {
                 return y - area.y;
@@ -246,6 +287,13 @@ fn draw(screen: &mut Screen<'_, '_>, area: Rect, rows: &[(&str, MapRow)], has_cu
         }
     }
     y - area.y
+}
+
+/// The width of a cell, and how many there are on a line, of so many layers.
+fn cells(columns: u16, layers: usize) -> (usize, usize) {
+    let room = usize::from(columns).saturating_sub(NAME_COLUMNS).max(1);
+    let cell = (room / layers.max(1)).clamp(1, CELL_COLUMNS_MAX);
+    (cell, (room / cell).max(1))
 }
 
 /// The meaning of the marks.
@@ -283,7 +331,10 @@ fn about(layer: &LayerStatus) -> String {
         let place = Placement::of(group).words();
         let bytes = units::bytes(group.bytes);
         let format = group.format.unwrap_or_default();
-        format!("{} {bytes} {format} {place}", group.kind())
+        match group.count {
+            Some(count) => format!("{count} {}s {bytes} {format} {place}", group.kind()),
+            None => format!("{} {bytes} {format} {place}", group.kind()),
+        }
     });
     format!("{name}: {}", parts.collect::<Vec<_>>().join(" · "))
 }
@@ -309,6 +360,52 @@ mod tests {
             compression: Compression::Huffman.into(),
         };
         assert_eq!(format_mark(compressed), 'c');
+    }
+
+    #[test]
+    fn every_part_of_a_layer_has_a_row() {
+        let kinds = (1..).map_while(|kind| WeightGroupKind::try_from(kind).ok());
+        let share_the_first = [
+            WeightGroupKind::Embedding,
+            WeightGroupKind::FinalNorm,
+            WeightGroupKind::LmHead,
+        ];
+        for kind in kinds {
+            let labels = PARTS.iter().filter(|(_, of_row)| *of_row == kind);
+            let labels: Vec<_> = labels.map(|(label, _)| label.len()).collect();
+            match share_the_first.contains(&kind) {
+                true => assert!(labels.is_empty(), "{kind}"),
+                false => assert!(labels.len() == 1 && labels[0] < NAME_COLUMNS, "{kind}"),
+            }
+        }
+    }
+
+    #[test]
+    fn most_experts_tell_where_experts_are() {
+        let experts = |tier: Tier, is_in_flight, count: u32| WeightGroupStatus {
+            kind: WeightGroupKind::Expert.into(),
+            tier: tier.into(),
+            bytes: u64::from(count) << 20,
+            is_in_flight,
+            count: Some(count),
+            ..Default::default()
+        };
+        let layer = LayerStatus {
+            name: "3".to_owned(),
+            groups: vec![
+                experts(Tier::Host, true, 20),
+                experts(Tier::Host, false, 44),
+            ],
+            ..Default::default()
+        };
+        let place = Placement::of_part(&layer, WeightGroupKind::Expert);
+        assert_eq!(place, Some(Placement::Host));
+        assert_eq!(Placement::of_part(&layer, WeightGroupKind::Router), None);
+        let words = about(&layer);
+        assert!(
+            words.contains("20 experts 20.0 MiB") && words.contains("44 experts 44.0 MiB"),
+            "{words}"
+        );
     }
 
     #[test]

@@ -86,6 +86,46 @@ fn state_and_cross_attention_stand_in_line_with_the_rest() {
 }
 
 #[test]
+fn every_part_of_a_mixture_stands_in_a_row() {
+    use WeightGroupKind::{
+        Attention, Down, Expert, GateUp, LayerEnd, Router, SelfConditioning, SharedExpert,
+    };
+
+    let mut state = idle();
+    let Event::Snapshot(mut snapshot) = snapshot(Vec::new()) else {
+        unreachable!("that is what it is");
+    };
+    for layer in &mut snapshot.layers {
+        let like = layer.groups[0];
+        let group = |kind: WeightGroupKind| WeightGroupStatus {
+            kind: kind.into(),
+            ..like
+        };
+        match layer.name.as_str() {
+            "embedding" => layer.groups.push(group(SelfConditioning)),
+            "lm_head" => {}
+            _ => {
+                let parts = [Attention, GateUp, Down, Router, SharedExpert, LayerEnd];
+                layer.groups = parts.map(group).into();
+                let experts = |count: u32, is_in_flight| WeightGroupStatus {
+                    bytes: u64::from(count) << 20,
+                    tier: Tier::Host.into(),
+                    count: Some(count),
+                    is_in_flight,
+                    ..group(Expert)
+                };
+                layer.groups.extend([experts(40, true), experts(88, false)]);
+            }
+        }
+    }
+    feed(&mut state, Event::Snapshot(snapshot));
+    press(&mut state, KeyCode::Esc);
+    press(&mut state, KeyCode::Char('2'));
+    press(&mut state, KeyCode::Char('l'));
+    pictures("memory_mixture", &state);
+}
+
+#[test]
 fn five_minutes_of_memory_and_the_layers() {
     let mut state = watched();
     press(&mut state, KeyCode::Esc);
