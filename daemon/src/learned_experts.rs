@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use sluice_engine::Engine;
+use sluice_plan::{LearnedExperts, corrections::TimeCorrections};
 
 use crate::{
+    config::{ConfigArguments, Environment},
     services::Daemon,
     settings,
     state::{SavedExperts, State, StateStore},
@@ -12,13 +14,26 @@ use crate::{
 
 /// Has the engine plan with what an earlier daemon saved.
 pub(crate) fn restore(engine: &Engine, state: &StateStore) {
-    let saved = |state: &State| -> Vec<SavedExperts> {
-        let models = state.models.iter();
-        models.filter_map(|model| model.experts).collect()
-    };
-    for saved in state.read(saved) {
-        engine.restore_experts(&saved.into());
+    for learned in state.read(all_in) {
+        engine.restore_experts(&learned);
     }
+}
+
+/// Has plans without a daemon know what a daemon with the usual settings would: what lies in its folder of models, where that can be
+/// read.
+pub(crate) fn restore_for_plans(corrections: &TimeCorrections) {
+    let config = ConfigArguments::default().resolve(&Environment::of_process());
+    let folder = config.ok().and_then(|config| config.models.value.0);
+    let state = folder.and_then(|folder| State::saved_in(&folder));
+    for learned in state.iter().flat_map(all_in) {
+        corrections.restore_experts(&learned);
+    }
+}
+
+fn all_in(state: &State) -> Vec<LearnedExperts> {
+    let models = state.models.iter();
+    let saved = models.filter_map(|model| model.experts);
+    saved.map(LearnedExperts::from).collect()
 }
 
 /// Saves what loaded models' passes have told, where it is news.

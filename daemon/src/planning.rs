@@ -25,6 +25,7 @@ use self::published::Terms;
 use crate::{
     config::{ComputeDtype, Device, InstructionsChoice, LoadedModelsMax, Threads},
     failure::Failure,
+    learned_experts,
     model_name::ModelName,
     offline::print,
     synth::published_shapes,
@@ -188,6 +189,7 @@ impl Planning {
         let device = opened.device.with_instructions(instructions);
         let memory = device.memory();
         let machine = machine(&device)?;
+        learned_experts::restore_for_plans(&machine.corrections);
         let settings = PlanSettings::from(self.options);
         let budget_bytes = settings.budget.bytes();
         let budget_bytes = budget_bytes.or_else(|| memory.free_bytes.map(default_budget));

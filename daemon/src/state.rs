@@ -79,6 +79,12 @@ impl SavedModel {
 }
 
 impl State {
+    /// What a daemon has left in this folder, for who only looks. `None` where nothing there can be read.
+    #[must_use]
+    pub fn saved_in(folder: &Path) -> Option<Self> {
+        file::look(folder)
+    }
+
     /// What was asked for of a model, or learned.
     #[must_use]
     pub fn model(&self, model: &str) -> Option<&SavedModel> {

@@ -253,6 +253,12 @@ fn take_over(state: &mut State, before: &State, now: &State) {
     }
 }
 
+/// What lies in the folder, without a lock or a change.
+pub(super) fn look(folder: &Path) -> Option<State> {
+    let bytes = read_bounded(&folder.join(FILE_NAME), FILE_BYTES_MAX).ok()?;
+    parse(&bytes).ok()
+}
+
 fn parse(bytes: &[u8]) -> io::Result<State> {
     let LayoutVersion { version } = serde_json::from_slice(bytes)?;
     match version {

@@ -5,7 +5,10 @@ use std::fs;
 use sluice_proto::v1::{self, model_ref::By};
 use tempfile::TempDir;
 
-use crate::support::{Daemon, checkpoints, command, generate, tokens, until, within};
+use crate::support::{Daemon, checkpoints, command, generate, run, tokens, until, within};
+
+/// What outlives a daemon, below its folder.
+const STATE_FILE: &str = ".local/share/sluice/models/.state.json";
 
 /// A daemon with the embedded model in a folder that may have seen others.
 async fn start(folder: TempDir, arguments: &[&str]) -> Daemon {
@@ -47,10 +50,7 @@ async fn set_level(daemon: &Daemon, level: v1::Level) {
 
 /// Waits until the daemon has written down what was asked for, or that it no longer holds.
 async fn written(daemon: &Daemon, word: Option<&str>) {
-    let file = daemon
-        .folder
-        .path()
-        .join(".local/share/sluice/models/.state.json");
+    let file = daemon.folder.path().join(STATE_FILE);
     until("the file", || async {
         let text = fs::read_to_string(&file);
         text.is_ok_and(|text| match word {
@@ -135,6 +135,26 @@ async fn what_passes_told_of_experts_outlives_the_daemon() {
     assert!(experts(&daemon, path()).await.is_measured);
     let other = By::Shape("llada2-mini".to_owned());
     assert!(!experts(&daemon, other).await.is_measured);
+
+    // A plan without a daemon looks there, too, and changes nothing.
+    let folder = daemon.folder.path();
+    let is_measured = async || {
+        let ask = ["plan", "--device", "cpu", "--model", model, "--json"];
+        let output = run(folder, &ask).await;
+        assert!(output.stderr.is_empty(), "{output:?}");
+        let plan: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        plan["experts"]["is_measured"].as_bool().unwrap_or_default()
+    };
+    assert!(is_measured().await);
+    let file = folder.join(STATE_FILE);
+    for broken in ["", "{\"version\": 2}"] {
+        fs::write(&file, broken).unwrap();
+        assert!(!is_measured().await);
+        assert_eq!(fs::read_to_string(&file).unwrap(), broken);
+    }
+    fs::remove_file(&file).unwrap();
+    assert!(!is_measured().await);
+    assert!(!file.exists());
 }
 
 async fn restore(daemon: &Daemon, target: v1::RestoreTarget) {
@@ -199,7 +219,7 @@ async fn an_unknown_key_is_named_with_its_line() {
     fs::create_dir_all(&config).unwrap();
     let file = "[sluice-demo]\nlevel = \"off\"\ntemprature = 0.5\n";
     fs::write(config.join("models.toml"), file).unwrap();
-    let output = crate::support::run(folder.path(), &["--check-config"]).await;
+    let output = run(folder.path(), &["--check-config"]).await;
     assert!(!output.status.success());
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(
