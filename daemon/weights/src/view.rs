@@ -269,39 +269,7 @@ impl<'a> Weight<'a> {
         }
     }
 
-    /// Dequantizes at most `count` rows at a time into `scratch`, and passes each piece to `sink` with its first row.
-    ///
-    /// # Panics
-    /// When `scratch` is too short for `count` rows, or compressed bytes were not checked when they were read.
-    pub fn dequantize_by(
-        &self,
-        count: usize,
-        scratch: &mut [f32],
-        mut sink: impl FnMut(usize, &[f32]),
-    ) {
-        let WeightData::Compressed(compressed) = self.data else {
-            for first in (0..self.rows).step_by(count) {
-                let part = self.rows(first, self.rows.min(first + count));
-                let values = &mut scratch[..part.rows * part.width];
-                part.dequantize(values);
-                sink(first, values);
-            }
-            return;
-        };
-        compressed.each(self.rows, |first, open| {
-            // A chunk may have more rows than the scratch holds.
-            for local in open.local.clone().step_by(count) {
-                let rows = local..open.local.end.min(local + count);
-                let values = &mut scratch[..rows.len() * self.width];
-                open.matrix.decompress_rows_f32(rows, values)?;
-                sink(first + local - open.local.start, values);
-            }
-            Ok(())
-        });
-    }
-
-    /// Whether it is decompressed by columns: then [`Weight::chunks`] takes less time than [`Weight::dequantize_by`],
-    /// which decompresses a whole chunk for any rows of it.
+    /// Whether it is decompressed by columns: any of its rows take as long as all of their chunk.
     #[must_use]
     pub fn has_columns(&self) -> bool {
         matches!(self.data, WeightData::Compressed(compressed) if compressed.has_columns())

@@ -2,6 +2,7 @@
 //! scratch, packed there, and multiplied by all rows while they are in the nearest cache. All that differs between
 //! formats is how a tile is dequantized.
 
+mod compressed;
 mod grid;
 mod grouped;
 mod jobs;
@@ -9,10 +10,7 @@ mod output;
 mod pairs;
 mod transposed;
 
-use std::{
-    ops::Range,
-    time::{Duration, Instant},
-};
+use std::ops::Range;
 
 use sluice_formats::{Format, interleaved::ROWS};
 use sluice_machine::Instructions;
@@ -30,7 +28,7 @@ use super::{
     packed::{PackedBlock, PackedRows, Packing},
     scratch::SCRATCH_LEN,
 };
-use crate::{Activation, clock::PhaseClock};
+use crate::Activation;
 
 /// Elements of a panel of weights, before and after it is packed.
 const PANEL_LEN: usize = 32 * DEPTH;
@@ -163,36 +161,8 @@ impl<'a> Tile<'a> {
         }
     }
 
-    /// Multiplies all rows of the tile by these weights, packing them as often as need be.
-    fn gemm_alone(&mut self, weight: &Weight<'_>, x: &Activation, clock: &PhaseClock) {
-        if !matches!(weight.data, WeightData::Compressed(_)) {
-            return self.gemm_dequantized(weight, 0, x);
-        }
-        // `SCRATCH_LEN` leaves room for some rows of the widest projection, so at least one row fits.
-        let fitting = DEQUANTIZED_LEN / weight.width;
-        // Whole panels, if at least one fits: a partly filled panel costs as much as a full one.
-        let fitting = fitting - fitting % self.kernel.columns.min(fitting);
-        // Taken out, since the closure below borrows all of `self`.
-        let decoded = std::mem::take(&mut self.decompressed);
-        let begun = Instant::now();
-        let mut multiplied = Duration::ZERO;
-        weight.dequantize_by(fitting, decoded, |row, values| {
-            let begun = Instant::now();
-            let decoded = Weight {
-                format: Format::F32,
-                rows: values.len() / weight.width,
-                data: WeightData::Host(bytemuck::cast_slice(values)),
-                ..*weight
-            };
-            self.gemm_dequantized(&decoded, row, x);
-            multiplied += begun.elapsed();
-        });
-        // The callback's time is the matmul's own; what is left is decompression.
-        clock.add_decompressed(begun.elapsed().saturating_sub(multiplied));
-        self.decompressed = decoded;
-    }
-
-    /// The same for weights that are not compressed, into the tile's columns from `column` on.
+    /// Multiplies all rows of the tile by weights that are not compressed, into its columns from `column` on, packing them as
+    /// often as need be.
     fn gemm_dequantized(&mut self, weight: &Weight<'_>, column: usize, x: &Activation) {
         let done = self.gemm_few(weight, column, x);
         if done == weight.rows {
@@ -207,43 +177,6 @@ impl<'a> Tile<'a> {
             self.gemm_panels(weight, column, &x);
         }
         self.packed = packed;
-    }
-
-    /// Multiplies packed rows by weights that are decompressed by columns: as many columns as a block of the depth has at a
-    /// time, which lie as panels need them. The depth is cut where it is for all weights, so sums are the same.
-    fn gemm_columns(&mut self, weight: &Weight<'_>, x: &PackedRows<'_>, clock: &PhaseClock) {
-        let _begun = self.factors.begin(&x.panels);
-        // Taken out, since methods below borrow all of `self`.
-        let decoded = std::mem::take(&mut self.decompressed);
-        for (first, open) in weight.chunks() {
-            let outputs = open.matrix.layout().rows();
-            for block in x.blocks() {
-                let depth = block.part.len();
-                let values = &mut decoded[..depth * outputs];
-                let begun = Instant::now();
-                let columns = open
-                    .matrix
-                    .decompress_columns_f32(block.part.clone(), values);
-                columns.expect("coded bytes are checked when they are read");
-                clock.add_decompressed(begun.elapsed());
-                let inputs = MatrixRows::new(values, outputs, depth, outputs);
-                for output in open.local.clone().step_by(self.kernel.columns) {
-                    let count = self.kernel.columns.min(open.local.end - output);
-                    let place = first + output - open.local.start;
-                    if let Factors::Pairs(kernel) = self.factors {
-                        self.gemm_input_pairs(kernel, inputs, output, place, count, &block);
-                        continue;
-                    }
-                    let panel = &mut self.panel[..self.kernel.columns * depth];
-                    self.kernel.pack_inputs(inputs, output, panel);
-                    if matches!(self.factors, Factors::Rounded) {
-                        round_to_bf16(self.instructions, panel);
-                    }
-                    self.multiply_panel(&block, place, count);
-                }
-            }
-        }
-        self.decompressed = decoded;
     }
 
     /// Multiplies packed rows by weights that are not compressed, into the tile's columns from `column` on.

@@ -194,7 +194,11 @@ impl Job<'_> {
                 let part = weight.rows(columns.start, columns.end);
                 // SAFETY: tiles are disjoint and taken once, and the products' outputs are, too.
                 let own = unsafe { self.out.tile(rows.clone(), columns) };
-                self.tile(own, scratch).gemm_alone(&part, x, clock);
+                let mut tile = self.tile(own, scratch);
+                match weight.data {
+                    WeightData::Compressed(_) => tile.gemm_compressed(&part, x, clock),
+                    _ => tile.gemm_dequantized(&part, 0, x),
+                }
             }
             return;
         };

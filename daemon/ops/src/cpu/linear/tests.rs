@@ -389,13 +389,32 @@ impl InContainer {
             bytes: bytes[place].to_vec(),
         }
     }
+
+    /// What was made of this weight.
+    fn weight<'a>(&'a self, uncoded: &Weight<'a>) -> Weight<'a> {
+        Weight {
+            format: self.tensor.format(),
+            data: WeightData::Compressed(CompressedRows {
+                tensor: &self.tensor,
+                bytes: &self.bytes,
+                base: 0,
+                first_row: 0,
+            }),
+            ..*uncoded
+        }
+    }
 }
 
 #[test]
 fn compressed_weights_come_to_the_same_bits() {
     let all = with_bf16();
-    // Whole vectors in rows that tiles cross, and rows that are none; several chunks.
-    for (width, outputs, tile) in [(256, 600, 512), (416, 300, 128), (200, 520, 256)] {
+    // Whole vectors in rows that tiles cross, rows that are none, and such as can't lie beside each other; several chunks.
+    for (width, outputs, tile) in [
+        (256, 600, 512),
+        (416, 300, 128),
+        (200, 520, 256),
+        (201, 400, 256),
+    ] {
         let mut values = numbers(width * outputs, 3);
         // Values that the dictionary lacks, a few and many of them.
         for (at, value) in values.iter_mut().enumerate() {
@@ -413,15 +432,7 @@ fn compressed_weights_come_to_the_same_bits() {
         ] {
             let bytes = bytemuck::cast_slice(&plain);
             let container = InContainer::new(bytes, [outputs, width], how, tile);
-            let compressed = Weight {
-                data: WeightData::Compressed(CompressedRows {
-                    tensor: &container.tensor,
-                    bytes: &container.bytes,
-                    base: 0,
-                    first_row: 0,
-                }),
-                ..uncoded
-            };
+            let compressed = container.weight(&uncoded);
             // What it is decoded to: the same, or near it.
             let mut decoded = vec![0.0; outputs * width];
             compressed.dequantize(&mut decoded);
@@ -439,6 +450,32 @@ fn compressed_weights_come_to_the_same_bits() {
             }
             let _tiles = Computing::new();
             same_bits(all.last().unwrap(), &expected, &compressed);
+        }
+    }
+}
+
+/// The scratch has too little space for 16 more of their rows, for many rows of `x` or for any.
+#[test]
+fn the_widest_compressed_weights_come_to_the_same_bits() {
+    for width in [32_000, 45_000] {
+        wide_weights_come_to_the_same_bits(width, 20);
+    }
+}
+
+fn wide_weights_come_to_the_same_bits(width: usize, outputs: usize) {
+    let mut plain = vec![0_u64; width * outputs / 4];
+    let bytes = bytemuck::cast_slice_mut(&mut plain);
+    Format::Bf16.quantize(&numbers(width * outputs, 3), bytes);
+    let uncoded = weight(&plain, outputs, width, Format::Bf16);
+    let how = CompressionMethod::Lossless(Lossless::Dictionary);
+    let container = InContainer::new(bytemuck::cast_slice(&plain), [outputs, width], how, 256);
+    for ops in with_bf16() {
+        for rows in [1, 17] {
+            let mut x = ops.pool.take(rows, width, DType::F32).unwrap();
+            x.values_mut().copy_from_slice(&numbers(rows * width, 1));
+            let both = [uncoded, container.weight(&uncoded)];
+            let both = both.map(|weight| ops.linear(&x, &weight).unwrap());
+            assert_eq!(both[0].values(), both[1].values(), "{rows} rows");
         }
     }
 }
