@@ -1,5 +1,6 @@
 //! Matmuls with compressed weights compared with plain `f32`, on one core and on two:
-//! `cargo bench -p sluice-measure --bench compressed`.
+//! `cargo bench -p sluice-measure --bench compressed`; with `--profile dev` as tests and daemon are built, and with
+//! `SLUICE_INSTRUCTIONS=NAME` by fewer instructions.
 //!
 //! The variants are run in turn, and the best time of each counts, so that other programs disturb all alike. Hence the loop
 //! of its own.
@@ -19,6 +20,7 @@ use sluice_checkpoint::{
 };
 use sluice_formats::{Format, noise::Noise};
 use sluice_machine::MemoryKind;
+use sluice_measure::instructions;
 use sluice_ops::{
     Ops,
     device::Device,
@@ -117,7 +119,8 @@ fn bench(outputs: usize, width: usize) -> Result<(), Box<dyn Error>> {
     println!("\n{outputs} outputs of {width}: milliseconds with f32, and times that of the others");
     for threads in [1, 2] {
         let ledger = Ledger::default();
-        let ops = Ops::new(Device::cpu(threads)?, ledger.clone())?;
+        let device = Device::cpu(threads)?.with_instructions(instructions()?);
+        let ops = Ops::new(device, ledger.clone())?;
         print!("{:14} {:>6}", format!("{threads} threads"), "bits");
         ROWS.iter()
             .for_each(|rows| print!(" {:>8}", format!("{rows} rows")));
