@@ -89,7 +89,9 @@ async fn a_benchmark_that_is_stopped_tells_what_it_found() {
     running.says("asked to end").await;
     running.signal(Signal::INT);
     let (report, code, _) = running.end().await;
-    assert_eq!(code, Some(exit::FAILURE.into()));
+    // What it was at may have ended before the second signal came.
+    let ends = [exit::OK, exit::FAILURE].map(|code| Some(code.into()));
+    assert!(ends.contains(&code), "{code:?}");
     assert_eq!(report["stopped"], true);
     assert_eq!(report["device"]["kind"], "cuda");
     let copies = &report["link"]["pinned_to_device_bytes_per_s"];
