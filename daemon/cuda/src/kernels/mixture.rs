@@ -36,7 +36,7 @@ pub struct GroupedMatmul {
     pub x: GpuSpan,
     /// Tasks ([`ExpertTask`]): first those of few rows, then the others.
     pub tasks: GpuSpan,
-    /// How many tasks have few rows ([`FEW_ROWS`] at most), and how many have more.
+    /// How many tasks have few rows ([`FEW_ROWS`](crate::FEW_ROWS) at most), and how many have more.
     pub counts: [usize; 2],
     /// Rows of all tasks.
     pub rows: usize,
