@@ -298,40 +298,40 @@ macro_rules! two_vectors {
 
             #[inline(always)]
             unsafe fn shift_left(words: Self::Words, bits: u32) -> Self::Words {
-                let bits = unsafe { _mm256_set1_epi32(bits.cast_signed()) };
+                let bits = unsafe { _mm_cvtsi32_si128(bits.cast_signed()) };
                 unsafe {
                     [
-                        _mm256_sllv_epi32(words[0], bits),
-                        _mm256_sllv_epi32(words[1], bits),
+                        _mm256_sll_epi32(words[0], bits),
+                        _mm256_sll_epi32(words[1], bits),
                     ]
                 }
             }
 
             #[inline(always)]
             unsafe fn shift_right(words: Self::Words, bits: u32) -> Self::Words {
-                let bits = unsafe { _mm256_set1_epi32(bits.cast_signed()) };
+                let bits = unsafe { _mm_cvtsi32_si128(bits.cast_signed()) };
                 unsafe {
                     [
-                        _mm256_srlv_epi32(words[0], bits),
-                        _mm256_srlv_epi32(words[1], bits),
+                        _mm256_srl_epi32(words[0], bits),
+                        _mm256_srl_epi32(words[1], bits),
                     ]
                 }
             }
 
             #[inline(always)]
             unsafe fn shift_right_signed(words: Self::Words, bits: u32) -> Self::Words {
-                let bits = unsafe { _mm256_set1_epi32(bits.cast_signed()) };
+                let bits = unsafe { _mm_cvtsi32_si128(bits.cast_signed()) };
                 unsafe {
                     [
-                        _mm256_srav_epi32(words[0], bits),
-                        _mm256_srav_epi32(words[1], bits),
+                        _mm256_sra_epi32(words[0], bits),
+                        _mm256_sra_epi32(words[1], bits),
                     ]
                 }
             }
 
             #[inline(always)]
             unsafe fn whole(words: Self::Words) -> Self::Numbers {
-                unsafe { [_mm256_cvtepi32_ps(words[0]), _mm256_cvtepi32_ps(words[1])] }
+                unsafe { [as_numbers(words[0]), as_numbers(words[1])] }
             }
 
             #[inline(always)]
@@ -436,6 +436,24 @@ pub(super) fn add_products(mut sums: __m256i, weights: __m256i, x: __m256i) -> _
         );
     }
     sums
+}
+
+/// Signed words as `f32`. It is assembly since the compiler makes five instructions of the intrinsic where it knows that there are
+/// no negative ones: it converts those as words without sign, for which AVX2 has no instruction.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn as_numbers(words: __m256i) -> __m256 {
+    let numbers;
+    // SAFETY: it reads and writes registers alone.
+    unsafe {
+        asm!(
+            "vcvtdq2ps {numbers}, {words}",
+            numbers = lateout(ymm_reg) numbers,
+            words = in(ymm_reg) words,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    numbers
 }
 
 /// Adds pairs of 16-bit elements into 32 bits.

@@ -217,8 +217,10 @@ impl Quants<8> for Q5K {
             let mut words = all_words::<L, 8>(bits.add((1 + index / 2) * 8 * WORD));
             for (word, high) in words.iter_mut().zip(all_words::<L, 8>(bits)) {
                 let low = L::and(L::shift_right(*word, 4 * (index as u32 % 2)), LOW_4);
-                let high = L::and(L::shift_right(high, index as u32), LOW_1);
-                *word = L::or(low, L::shift_left(high, 4));
+                // To the high half of each byte, the same for four groups, then to its lowest bit.
+                let high = L::shift_left(high, 4 - 4 * (index as u32 / 4));
+                let high = L::and(L::shift_right(high, index as u32 % 4), 16 * LOW_1);
+                *word = L::or(low, high);
             }
             let (scale, minimum) = scale_and_minimum::<L>(block, index);
             Group {
