@@ -466,7 +466,7 @@ pub(super) fn wide(short: __m256i) -> __m256i {
 /// The low and the high halves of bytes: products of each fit in 16 bits, as those of whole bytes don't.
 #[inline]
 #[target_feature(enable = "avx2")]
-pub(super) fn nibbles(bytes: __m256i) -> [__m256i; 2] {
+fn nibbles(bytes: __m256i) -> [__m256i; 2] {
     let low = _mm256_set1_epi8(15);
     [
         _mm256_and_si256(bytes, low),
@@ -477,7 +477,7 @@ pub(super) fn nibbles(bytes: __m256i) -> [__m256i; 2] {
 /// Adds pairs of 16-bit sums of both halves' products into 32 bits.
 #[inline]
 #[target_feature(enable = "avx2")]
-pub(super) fn wide_nibbles(low: __m256i, high: __m256i) -> __m256i {
+fn wide_nibbles(low: __m256i, high: __m256i) -> __m256i {
     let high = _mm256_madd_epi16(high, _mm256_set1_epi16(16));
     _mm256_add_epi32(wide(low), high)
 }

@@ -58,7 +58,9 @@ impl Packing {
     /// Whether rows are packed alike, on the same device.
     pub(super) fn equals(self, other: Self) -> bool {
         match (self.form, other.form) {
-            (Form::Bytes(own), Form::Bytes(other)) => own.group() == other.group(),
+            (Form::Bytes(own), Form::Bytes(other)) => {
+                (own.group(), own.is_wide()) == (other.group(), other.is_wide())
+            }
             (Form::Elements(own), Form::Elements(other)) => {
                 discriminant(&own) == discriminant(&other)
             }

@@ -86,7 +86,7 @@ impl QuantizedGemm {
                 };
                 for ((row, count), x) in block.each_panel() {
                     let (numbers, x) = x.split_at(2 * self.kernel.lanes * groups);
-                    let x = &x[..self.kernel.lanes * depth / BYTES];
+                    let x = &x[..self.kernel.lanes * self.rounded_panels().row_words(depth)];
                     // SAFETY: `of` made sure of the instructions; these are some of the caller's rows and columns.
                     unsafe { kernels[count - 1](x, numbers, panel, scales, out.at_row(row)) };
                 }

@@ -5,7 +5,7 @@
 use std::{arch::x86_64::*, mem};
 
 use super::{
-    super::lanes::{add_products, align_stack, nibbles, run, wide, wide_nibbles},
+    super::lanes::{add_products, align_stack, run, wide},
     BLOCK, ByteKernel, ROWS, Tile, TileOutput,
     microkernel::avx2::{KERNEL as WORDS, elements as numbers_of, vector},
 };
@@ -19,16 +19,18 @@ pub(super) static KERNEL: ByteKernel = ByteKernel {
     columns: COLUMNS,
     words: &WORDS,
     round,
+    wide_bits: Some(8),
     tiles: |groups| match (groups.len, groups.bits) {
         (16, _) => const { &tiles::<4, { run(6) }>() },
         (_, 4) => const { &tiles::<8, { run(4) }>() },
-        (_, 8) => const { &tiles::<8, BY_NIBBLES>() },
+        (_, 8) => const { &wide_tiles::<8>() },
         _ => const { &tiles::<8, { run(5) }>() },
     },
 };
 
 /// The same by AVX-VNNI.
 pub(super) static VNNI_KERNEL: ByteKernel = ByteKernel {
+    wide_bits: None,
     tiles: |groups| match groups.len {
         16 => const { &tiles::<4, BY_VNNI>() },
         _ => const { &tiles::<8, BY_VNNI>() },
@@ -39,9 +41,6 @@ pub(super) static VNNI_KERNEL: ByteKernel = ByteKernel {
 /// In place of a [`run`]: products are added up in 32 bits at once.
 const BY_VNNI: usize = 0;
 
-/// The same: products of eight bits don't fit in 16, those of each half do.
-const BY_NIBBLES: usize = usize::MAX;
-
 /// For one row and more, where groups are `STEPS` words of weights, of which `RUN` can be added up in 16 bits.
 const fn tiles<const STEPS: usize, const RUN: usize>() -> [Tile; ROWS] {
     [
@@ -51,6 +50,18 @@ const fn tiles<const STEPS: usize, const RUN: usize>() -> [Tile; ROWS] {
         tile::<4, STEPS, RUN>,
         tile::<5, STEPS, RUN>,
         tile::<6, STEPS, RUN>,
+    ]
+}
+
+/// The same for weights of eight bits.
+const fn wide_tiles<const STEPS: usize>() -> [Tile; ROWS] {
+    [
+        wide_tile::<1, STEPS>,
+        wide_tile::<2, STEPS>,
+        wide_tile::<3, STEPS>,
+        wide_tile::<4, STEPS>,
+        wide_tile::<5, STEPS>,
+        wide_tile::<6, STEPS>,
     ]
 }
 
@@ -100,6 +111,64 @@ unsafe fn tile<const ROWS: usize, const STEPS: usize, const RUN: usize>(
     }
 }
 
+/// [`tile`] for weights whose products don't fit in 16 bits: both are widened to as many, and products added up in 32. Sums of
+/// all columns fill the registers, those in `f32` are in memory: a word of `x` that is read for half of the columns alone
+/// would be read twice.
+#[target_feature(enable = "avx2,fma")]
+unsafe fn wide_tile<const ROWS: usize, const STEPS: usize>(
+    x: &[f32],
+    elements: &[f32],
+    panel: &[f32],
+    scales: &[f32],
+    out: TileOutput,
+) {
+    align_stack();
+    let x = (x.as_chunks::<LANES>().0.as_chunks::<2>().0)
+        .as_chunks::<STEPS>()
+        .0;
+    let numbers = elements.as_chunks::<LANES>().0.as_chunks::<2>().0;
+    let panel = (panel.as_chunks::<VECTOR>().0.as_chunks::<2>().0)
+        .as_chunks::<STEPS>()
+        .0;
+    let scales = scales.as_chunks::<VECTOR>().0.as_chunks::<2>().0;
+    let (scales, minima) = scales.split_at(scales.len() / 2);
+    let mut sums = [[_mm256_setzero_ps(); 2]; ROWS];
+    let groups = x.iter().zip(panel).zip(numbers);
+    for (((x, weights), [x_scales, x_sums]), (scales, minima)) in
+        groups.zip(scales.iter().zip(minima))
+    {
+        let mut whole = [[_mm256_setzero_si256(); 2]; ROWS];
+        for ([x_even, x_odd], weights) in x.iter().zip(weights) {
+            let weights = weights.each_ref().map(|weights| bytes(weights));
+            let even = weights.map(|weights| _mm256_and_si256(weights, _mm256_set1_epi16(255)));
+            let odd = weights.map(|weights| _mm256_srli_epi16::<8>(weights));
+            for (x, weights) in [(x_even, even), (x_odd, odd)] {
+                for row in 0..ROWS {
+                    let x = word(x[row]);
+                    for half in 0..2 {
+                        let products = _mm256_madd_epi16(weights[half], x);
+                        whole[row][half] = _mm256_add_epi32(whole[row][half], products);
+                    }
+                }
+            }
+        }
+        for half in 0..2 {
+            let (scale, minimum) = (vector(&scales[half]), vector(&minima[half]));
+            for row in 0..ROWS {
+                let both = _mm256_mul_ps(_mm256_set1_ps(x_scales[row]), scale);
+                let so_far = _mm256_fmadd_ps(_mm256_set1_ps(x_sums[row]), minimum, sums[row][half]);
+                sums[row][half] =
+                    _mm256_fmadd_ps(_mm256_cvtepi32_ps(whole[row][half]), both, so_far);
+            }
+        }
+    }
+    for (row, sums) in sums.into_iter().enumerate() {
+        let products = sums.map(|sum| numbers_of(sum));
+        // SAFETY: as the caller says.
+        unsafe { out.write(row, products.as_flattened()) };
+    }
+}
+
 /// Sums of a group: in 16 bits for as long as they fit, then in 32.
 #[inline]
 #[target_feature(enable = "avx2")]
@@ -114,21 +183,6 @@ fn whole<const ROWS: usize, const STEPS: usize, const RUN: usize>(
             for row in 0..ROWS {
                 whole[row] = add_products(whole[row], weights, word(x[row]));
             }
-        }
-        return whole;
-    }
-    if RUN == BY_NIBBLES {
-        let (mut low, mut high) = (whole, whole);
-        for (x, weights) in x.iter().zip(weights) {
-            let weights = nibbles(bytes(weights));
-            for row in 0..ROWS {
-                let x = word(x[row]);
-                low[row] = _mm256_add_epi16(low[row], _mm256_maddubs_epi16(weights[0], x));
-                high[row] = _mm256_add_epi16(high[row], _mm256_maddubs_epi16(weights[1], x));
-            }
-        }
-        for row in 0..ROWS {
-            whole[row] = wide_nibbles(low[row], high[row]);
         }
         return whole;
     }
@@ -270,6 +324,20 @@ mod tests {
         bytemuck::pod_collect_to_vec(bytes)
     }
 
+    /// Of a word of each row the bytes with even numbers, then the others.
+    fn widened(bytes: &[i8]) -> Vec<i16> {
+        let words = bytes.as_chunks::<4>().0.chunks(LANES);
+        let halves = words.flat_map(|words| [0, 1].map(|from| (words, from)));
+        halves
+            .flat_map(|(words, from)| {
+                words
+                    .iter()
+                    .flat_map(move |word| [word[from], word[from + 2]])
+            })
+            .map(i16::from)
+            .collect()
+    }
+
     #[test]
     fn vnni_gives_the_same_bits() {
         let Some(kernels) = kernels() else { return };
@@ -288,14 +356,16 @@ mod tests {
                     .map(|x| (x - 127.0) as i8)
                     .collect()
             };
-            let (panel, packed) = (
-                words(&weights(COLUMNS, 1)),
-                words(bytemuck::cast_slice(&x(LANES, 2))),
-            );
+            let panel = words(&weights(COLUMNS, 1));
+            let x = x(LANES, 2);
             let numbers = random_scales(2 * LANES * count, 3);
             let scales = random_scales(2 * COLUMNS * count, 4);
             for rows in 0..ROWS {
                 let [expected, found] = kernels.map(|kernel| {
+                    let packed = match kernel.wide_bits == Some(groups.bits) {
+                        true => words(bytemuck::cast_slice(&widened(&x))),
+                        false => words(bytemuck::cast_slice(&x)),
+                    };
                     let mut out = [[0.0; COLUMNS]; ROWS];
                     let target = TileOutput {
                         start: out.as_flattened_mut().as_mut_ptr(),

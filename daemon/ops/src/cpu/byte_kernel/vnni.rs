@@ -16,6 +16,7 @@ pub(super) static KERNEL: ByteKernel = ByteKernel {
     columns: COLUMNS,
     words: &WORDS,
     round,
+    wide_bits: None,
     tiles: |groups| match groups.len {
         16 => &TILES_OF_16,
         _ => &TILES_OF_32,
