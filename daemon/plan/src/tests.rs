@@ -249,22 +249,27 @@ fn what_the_engine_has_pinned_is_there_for_what_comes_in_its_place() {
     assert_eq!(cpu.pinned_memory_limit_bytes, 0);
 }
 
-#[test]
-fn copies_to_a_gpu_run_beside_its_work() {
+/// Rates of a GPU behind a bus of 16 GB/s.
+fn bus_rates() -> Rates {
     let linear = [Format::F32, Format::Bf16].map(|format| LinearRate {
         format,
         points: [(1, 1e-12), (64, 2e-12), (512, 1e-11)],
     });
+    Rates {
+        copy_bytes_per_s: 8e9,
+        link_bytes_per_s: Some(16e9),
+        linear: linear.to_vec(),
+        decompress: Vec::new(),
+        others_share: 0.0,
+        compress_s: 0.0,
+        convert: Vec::new(),
+    }
+}
+
+#[test]
+fn copies_to_a_gpu_run_beside_its_work() {
     let machine = |pin_limit| Machine {
-        rates: Some(Rates {
-            copy_bytes_per_s: 8e9,
-            link_bytes_per_s: Some(16e9),
-            linear: linear.to_vec(),
-            decompress: Vec::new(),
-            others_share: 0.0,
-            compress_s: 0.0,
-            convert: Vec::new(),
-        }),
+        rates: Some(bus_rates()),
         ..gpu_machine(pin_limit, u64::MAX)
     };
     let plan = plan_on_gpu(Level::Standard, 4 * GIB, &machine(u64::MAX)).unwrap();
@@ -286,20 +291,8 @@ fn copies_to_a_gpu_run_beside_its_work() {
 #[test]
 fn of_experts_a_gpu_copies_what_the_cache_lacks() {
     let shape = PublishedShape::find("llada2-mini").unwrap().shape();
-    let linear = [Format::F32, Format::Bf16].map(|format| LinearRate {
-        format,
-        points: [(1, 1e-12), (64, 2e-12), (512, 1e-11)],
-    });
     let machine = |pin_limit| Machine {
-        rates: Some(Rates {
-            copy_bytes_per_s: 8e9,
-            link_bytes_per_s: Some(16e9),
-            linear: linear.to_vec(),
-            decompress: Vec::new(),
-            others_share: 0.0,
-            compress_s: 0.0,
-            convert: Vec::new(),
-        }),
+        rates: Some(bus_rates()),
         disk: DiskBandwidth {
             direct_bytes_per_s: Some(2e9),
             cold_bytes_per_s: Some(1e9),
@@ -785,19 +778,10 @@ fn gradients_go_through_decompressed_weights_on_a_gpu_without_cublas() {
 #[test]
 fn a_turn_of_2048_rows_decodes_an_mlp_once() {
     let shape = llada_8b();
-    let linear = [Format::F32, Format::Bf16].map(|format| LinearRate {
-        format,
-        points: [(1, 1e-12), (64, 2e-12), (512, 1e-11)],
-    });
     let machine = |decode_s| Machine {
         rates: Some(Rates {
-            copy_bytes_per_s: 8e9,
-            link_bytes_per_s: Some(16e9),
-            linear: linear.to_vec(),
             decompress: vec![(Scheme::Huffman, decode_s)],
-            others_share: 0.0,
-            compress_s: 0.0,
-            convert: Vec::new(),
+            ..bus_rates()
         }),
         ..gpu_machine(u64::MAX, u64::MAX)
     };

@@ -17,6 +17,7 @@ use sluice_ops::{
     ledger::Ledger,
     measure::measure,
 };
+use sluice_plan::Workload;
 use sluice_shared::{level::Level, sampling::EosPolicy};
 use testkit::apart;
 
@@ -64,6 +65,23 @@ fn generate(engine: &Engine, model: ModelId, steps: usize) -> usize {
         Outcome::Generated(generated) => generated.passes,
         other => panic!("asked to generate: {other:?}"),
     }
+}
+
+/// Answers a request: its workload, and how often it asked for memory.
+fn run_counted(engine: &Engine, request: Generate) -> (Workload, u64) {
+    let work = Work::Generate(request);
+    let workload = work.workload();
+    let before = allocations();
+    engine.run(work).unwrap();
+    (workload, allocations() - before)
+}
+
+/// To the byte, after a request with this workload.
+fn assert_peak_is_planned(engine: &Engine, workload: Workload, number: DType) {
+    let plan = engine.plan(&PlanOptions::default(), workload).unwrap();
+    let planned = plan.weight_bytes() + plan.working.total_bytes();
+    let in_force = engine.in_force().unwrap();
+    assert_eq!(in_force.passes.peak_bytes, planned, "{number:?}");
 }
 
 #[test]
@@ -143,17 +161,10 @@ fn mixtures_take_what_was_planned_and_passes_ask_for_no_memory() {
                     eos: EosPolicy::Suppress,
                     ..Generate::greedy(model, (prompt..prompt + 20).collect(), 8)
                 };
-                let work = Work::Generate(request);
-                let workload = work.workload();
-                let before = allocations();
-                engine.run(work).unwrap();
-                (workload, allocations() - before)
+                run_counted(&engine, request)
             };
             let (workload, asked) = run(1, 2);
-            let plan = engine.plan(&PlanOptions::default(), workload).unwrap();
-            let planned = plan.weight_bytes() + plan.working.total_bytes();
-            let in_force = engine.in_force().unwrap();
-            assert_eq!(in_force.passes.peak_bytes, planned, "{number:?}");
+            assert_peak_is_planned(&engine, workload, number);
             // Other rows go through other experts.
             assert_eq!(run(20, 8).1, asked);
         }
@@ -215,17 +226,10 @@ fn thoughts_take_what_was_planned_and_passes_ask_for_no_memory() {
                     })),
                     ..Generate::greedy(model, (prompt..prompt + 50).collect(), 2)
                 };
-                let work = Work::Generate(request);
-                let workload = work.workload();
-                let before = allocations();
-                engine.run(work).unwrap();
-                (workload, allocations() - before)
+                run_counted(&engine, request)
             };
             let (workload, asked) = run(1, 2);
-            let plan = engine.plan(&PlanOptions::default(), workload).unwrap();
-            let planned = plan.weight_bytes() + plan.working.total_bytes();
-            let in_force = engine.in_force().unwrap();
-            assert_eq!(in_force.passes.peak_bytes, planned, "{number:?}");
+            assert_peak_is_planned(&engine, workload, number);
             assert_eq!(run(50, 4).1, asked);
         }
     });
