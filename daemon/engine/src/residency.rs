@@ -313,7 +313,7 @@ impl Residency {
     /// How many experts a pass may hold while it waits for another. On the CPU it holds none, and computes before it waits. On a
     /// GPU a wait ends when the copy is sent, and many small launches would take longer than the copies.
     pub(crate) fn experts_held_waiting(&self) -> usize {
-        /// A launch for so many takes little longer than one for a single expert.
+        /// A launch for this many takes little longer than one for a single expert.
         const TOGETHER: usize = 16;
         match self.device.is_gpu() {
             // The others of the slots are free for what is waited for.

@@ -258,7 +258,7 @@ impl Ops {
     }
 }
 
-/// Most words of the lists of so many places ([`Routing::by_row`]).
+/// Most words of the lists of `places` places ([`Routing::by_row`]).
 fn list_words(places: usize) -> usize {
     4 * places + 1
 }

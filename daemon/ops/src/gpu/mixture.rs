@@ -13,12 +13,12 @@ use crate::{Activation, Indices, OpsError};
 /// Words of a task, in which it is uploaded.
 const TASK_WORDS: usize = size_of::<ExpertTask>() / size_of::<u32>();
 
-/// Words of the tasks of so many rows that go through a router.
+/// Words of the tasks of `rows` rows that go through a router.
 pub(crate) fn router_task_words(rows: usize) -> usize {
     rows.div_ceil(FEW_ROWS) * TASK_WORDS
 }
 
-/// Most words of the tasks of so many rows, however these are shared out.
+/// Most words of the tasks of `rows` rows, however these are shared out.
 pub(crate) fn task_words(rows: usize) -> usize {
     // Each task has a row at least.
     rows * TASK_WORDS
@@ -27,7 +27,7 @@ pub(crate) fn task_words(rows: usize) -> usize {
 /// Rows from which those of one expert are multiplied by themselves: cuBLAS takes longer for them than a launch does.
 const GROUP_ROWS: usize = 128;
 
-/// In passes of up to so many rows all experts go to the kernel for few rows, some several times: a launch of tiles for the
+/// In passes of at most this many rows all experts go to the kernel for few rows, some several times: a launch of tiles for the
 /// experts that have more would take as long as all of the others.
 const FEW_PASS_ROWS: usize = 64;
 
@@ -86,7 +86,7 @@ impl ExpertTasks {
     }
 }
 
-/// Tasks of at most so many of these rows, with the same weights.
+/// Tasks of at most `most` of these rows, with the same weights.
 fn tasks_of(weights: GpuSpan, rows: Range<usize>, most: usize) -> impl Iterator<Item = ExpertTask> {
     let starts = rows.clone().step_by(most);
     starts.map(move |start| ExpertTask {
