@@ -61,15 +61,21 @@ impl World {
         watch: &(impl Fn(usize, &PassReport) + Clone + Send + 'static),
     ) -> Vec<(GenerationResult, Vec<PassReport>)> {
         let (send, events) = mpsc::channel();
-        // The engine's thread stops in the first request's first pass until all are submitted, however slow this thread is.
+        // The others come in the first one's first pass, on whose end the engine's thread waits until all are submitted:
+        // which pass each joins depends on no thread's speed.
+        let (running, runs) = mpsc::channel::<()>();
         let (submitting, submitted) = mpsc::channel::<()>();
-        let mut submitted = Some(submitted);
+        let mut first = Some((running, submitted));
         for (index, request) in requests.iter().enumerate() {
+            if index == 1 {
+                let _ends_without_a_pass = runs.recv();
+            }
             let (send, watch) = (send.clone(), watch.clone());
-            let mut submitted = submitted.take();
+            let mut first = first.take();
             let sink = Box::new(move |event| {
                 if let Event::Pass(report) = &event {
-                    if let Some(submitted) = submitted.take() {
+                    if let Some((running, submitted)) = first.take() {
+                        drop(running);
                         let _ends_with_the_sender = submitted.recv();
                     }
                     watch(index, report);
