@@ -360,8 +360,10 @@ impl Gguf {
             return Ok(None);
         }
         let id = self.metadata.whole(self.dialect.mask_key)?;
+        let hint = "is missing: the model fills masks, and the file does not say which token they are. Write a copy that does \
+                    with gguf-py's gguf-new-metadata --special-token-by-id mask ID";
         id.map(Some)
-            .ok_or_else(|| self.metadata.problem(self.dialect.mask_key, "is missing"))
+            .ok_or_else(|| self.metadata.problem(self.dialect.mask_key, hint))
     }
 
     /// Ids that end a text, without repetition.

@@ -1,4 +1,4 @@
-//! A small GGUF file with sizes, a tokenizer and tensors, and changes of what it says.
+//! Small GGUF files with sizes, a tokenizer and tensors, and changes of what it says.
 
 use crate::change::{NUMBERS, Random};
 
@@ -6,6 +6,8 @@ const LAYERS: usize = 2;
 const HIDDEN: u64 = 64;
 const MLP: u64 = 128;
 const TOKENS: usize = 64;
+const HEAD: u64 = 16;
+const EXPERTS: u64 = 4;
 /// Numbers of the types that are used.
 const U32: u32 = 4;
 const F32: u32 = 6;
@@ -36,14 +38,61 @@ fn array(kind: u32, items: impl ExactSizeIterator<Item = Vec<u8>>) -> Vec<u8> {
     bytes
 }
 
-pub(crate) fn sound() -> File {
+/// A Llama.
+pub(crate) fn dense() -> File {
+    let mut file = model("llama");
+    for layer in 0..LAYERS {
+        for (name, shape) in [
+            ("ffn_gate", &[HIDDEN, MLP]),
+            ("ffn_up", &[HIDDEN, MLP]),
+            ("ffn_down", &[MLP, HIDDEN]),
+        ] {
+            file.tensor(&format!("blk.{layer}.{name}.weight"), shape);
+        }
+    }
+    file
+}
+
+/// A Qwen3-MoE, whose layers have all of their experts in three tensors.
+pub(crate) fn mixture() -> File {
+    let mut file = model("qwen3moe");
+    for (key, value) in [
+        ("expert_count", EXPERTS as u32),
+        ("expert_used_count", 2),
+        ("expert_feed_forward_length", MLP as u32),
+        ("attention.key_length", HEAD as u32),
+        ("attention.value_length", HEAD as u32),
+    ] {
+        file.key(
+            &format!("qwen3moe.{key}"),
+            U32,
+            value.to_le_bytes().to_vec(),
+        );
+    }
+    for layer in 0..LAYERS {
+        for (name, shape) in [
+            ("attn_q_norm", &[HEAD][..]),
+            ("attn_k_norm", &[HEAD]),
+            ("ffn_gate_inp", &[HIDDEN, EXPERTS]),
+            ("ffn_gate_exps", &[HIDDEN, MLP, EXPERTS]),
+            ("ffn_up_exps", &[HIDDEN, MLP, EXPERTS]),
+            ("ffn_down_exps", &[MLP, HIDDEN, EXPERTS]),
+        ] {
+            file.tensor(&format!("blk.{layer}.{name}.weight"), shape);
+        }
+    }
+    file
+}
+
+/// What models of both architectures have.
+fn model(architecture: &str) -> File {
     let mut file = File {
         keys: Vec::new(),
         tensors: Vec::new(),
         counts: [None; 2],
         data_bytes: 0,
     };
-    file.key("general.architecture", TEXT, text("llama"));
+    file.key("general.architecture", TEXT, text(architecture));
     for (key, value) in [
         ("block_count", LAYERS as u32),
         ("embedding_length", HIDDEN as u32),
@@ -53,13 +102,21 @@ pub(crate) fn sound() -> File {
         ("context_length", 512),
         ("vocab_size", TOKENS as u32),
     ] {
-        file.key(&format!("llama.{key}"), U32, value.to_le_bytes().to_vec());
+        file.key(
+            &format!("{architecture}.{key}"),
+            U32,
+            value.to_le_bytes().to_vec(),
+        );
     }
     for (key, value) in [
         ("attention.layer_norm_rms_epsilon", 1e-5_f32),
         ("rope.freq_base", 1e4),
     ] {
-        file.key(&format!("llama.{key}"), F32, value.to_le_bytes().to_vec());
+        file.key(
+            &format!("{architecture}.{key}"),
+            F32,
+            value.to_le_bytes().to_vec(),
+        );
     }
     let token = |index: usize| text(&format!("{}", char::from(b'!' + index as u8)));
     file.key("tokenizer.ggml.model", TEXT, text("gpt2"));
@@ -102,9 +159,6 @@ pub(crate) fn sound() -> File {
             ("attn_v", &[HIDDEN, HIDDEN / 2]),
             ("attn_output", &[HIDDEN, HIDDEN]),
             ("ffn_norm", &[HIDDEN]),
-            ("ffn_gate", &[HIDDEN, MLP]),
-            ("ffn_up", &[HIDDEN, MLP]),
-            ("ffn_down", &[MLP, HIDDEN]),
         ] {
             file.tensor(&format!("blk.{layer}.{name}.weight"), shape);
         }

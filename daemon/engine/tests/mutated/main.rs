@@ -103,7 +103,18 @@ fn mutated_files_are_taken_or_refused_within_bounds() {
 }
 
 fn configurations(folder: &Path) {
-    let models = ["llada-tiny", "dream-tiny", "llama-tiny"].map(|name| {
+    let models = [
+        "llada-tiny",
+        "dream-tiny",
+        "llama-tiny",
+        "sdar-tiny",
+        "nemotron-ld-tiny",
+        "qwen3-moe-tiny",
+        "llada-moe-tiny",
+        "llada2-tiny",
+        "diffusion-gemma-tiny",
+    ];
+    let models = models.map(|name| {
         let own = folder.join(name);
         fs::create_dir(&own).unwrap();
         fs::copy(fixture(name).join(WEIGHTS), own.join(WEIGHTS)).unwrap();
@@ -133,30 +144,34 @@ fn with_header(header: &[u8], rest: &[u8]) -> Vec<u8> {
 }
 
 fn safetensors(folder: &Path) {
-    let own = folder.join("safetensors");
-    fs::create_dir(&own).unwrap();
-    fs::copy(fixture("llama-tiny").join(CONFIG), own.join(CONFIG)).unwrap();
-    let whole = fs::read(fixture("llama-tiny").join(WEIGHTS)).unwrap();
-    let length = u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
-    let header: Value = serde_json::from_slice(&whole[8..8 + length]).unwrap();
-    let weights = &whole[8 + length..];
+    // Each matrix by itself, queries with keys and values in one, all experts of a layer in one.
+    let models = ["llama-tiny", "llada2-tiny", "diffusion-gemma-tiny"].map(|name| {
+        let own = folder.join("safetensors").join(name);
+        fs::create_dir_all(&own).unwrap();
+        fs::copy(fixture(name).join(CONFIG), own.join(CONFIG)).unwrap();
+        let whole = fs::read(fixture(name).join(WEIGHTS)).unwrap();
+        let length = u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
+        let header: Value = serde_json::from_slice(&whole[8..8 + length]).unwrap();
+        (own, whole, 8 + length, header)
+    });
     try_all("safetensors", |random| {
+        let (own, whole, begin, header) = &models[random.below(models.len())];
         let mut file = match random.below(3) {
             0 => whole.clone(),
             _ => {
                 let mut header = header.clone();
                 change_json(&mut header, random);
-                with_header(header.to_string().as_bytes(), weights)
+                with_header(header.to_string().as_bytes(), &whole[*begin..])
             }
         };
         if random.below(2) == 0 {
-            change_bytes(&mut file[..8 + length], random);
+            change_bytes(&mut file[..*begin], random);
         }
         if random.below(20) == 0 {
             file.truncate(random.below(file.len()));
         }
         fs::write(own.join(WEIGHTS), file).unwrap();
-        open(&own)
+        open(own)
     });
 }
 
@@ -182,11 +197,13 @@ fn index(folder: &Path) {
 
 fn gguf_files(folder: &Path) {
     let path = folder.join("model.gguf");
-    let sound = gguf::sound();
-    fs::write(&path, sound.bytes()).unwrap();
-    assert!(open(&path), "what the others are made of is sound");
+    let sound = [gguf::dense(), gguf::mixture()];
+    for file in &sound {
+        fs::write(&path, file.bytes()).unwrap();
+        assert!(open(&path), "what the others are made of is sound");
+    }
     try_all("GGUF", |random| {
-        let mut file = sound.clone();
+        let mut file = sound[random.below(sound.len())].clone();
         file.change(random);
         let mut bytes = file.bytes();
         if random.below(2) == 0 {

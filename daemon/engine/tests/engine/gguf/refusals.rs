@@ -39,6 +39,10 @@ fn refusal_of(name: &str, spoil: impl FnOnce(&mut File)) -> String {
     error.replace(path.to_str().unwrap(), "FILE")
 }
 
+/// What a file is told that does not say which token a mask is.
+const NO_MASK: &str = "FILE: tokenizer.ggml.mask_token_id is missing: the model fills masks, and the file does not say which \
+    token they are. Write a copy that does with gguf-py's gguf-new-metadata --special-token-by-id mask ID";
+
 #[test]
 fn keys_are_refused_by_their_names_in_the_file() {
     let cases = [
@@ -56,7 +60,7 @@ fn keys_are_refused_by_their_names_in_the_file() {
         ),
         (
             refusal(|file| file.unset("tokenizer.ggml.mask_token_id")),
-            "FILE: tokenizer.ggml.mask_token_id is missing",
+            NO_MASK,
         ),
         (
             refusal(|file| file.set("tokenizer.ggml.eos_token_id", Value::U32(9999))),
@@ -302,7 +306,7 @@ fn bad_mixtures_are_refused_by_the_file_s_own_names() {
     let mask = |spoil: &dyn Fn(&mut File)| refusal_of("llada-moe-tiny", spoil);
     assert_eq!(
         mask(&|file| file.unset("tokenizer.ggml.mask_token_id")),
-        "FILE: tokenizer.ggml.mask_token_id is missing"
+        NO_MASK
     );
     assert_eq!(
         mask(&|file| file.set("tokenizer.ggml.mask_token_id", Value::U32(256))),
