@@ -1,12 +1,12 @@
 //! Short names for models, and suggestions for misspelt names.
 //!
-//! The table is the one place for short names, repositories and licences of published models: `sluice run llada`,
+//! The table is the one place for short names, repositories, licences and tokens a pass of published models: `sluice run llada`,
 //! `sluice pull smollm2:135m`, `sluice plan --all`. Each short name stands for a repository of a supported family, and for
 //! GGUF the label of one file that is a good compromise. Where a shape is known (`sluice_checkpoint::family::PublishedShape`),
 //! it has the name of a row.
 
-/// A published model: its short name, its name at the hub, and its licence.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// A published model: its short name, its name at the hub, its licence, and what its passes write.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PublishedModel {
     /// What people type, in lower case.
     pub short: &'static str,
@@ -15,6 +15,8 @@ pub struct PublishedModel {
     /// The licence as the model card names it; `None` where no source for it is at hand. What a downloaded model's own
     /// files say is shown for that model, whatever stands here.
     pub licence: Option<&'static str>,
+    /// Tokens that a pass commits on average with the authors' own sampler, as published; `None` where no figure is at hand.
+    pub tokens_per_pass: Option<f64>,
 }
 
 /// The name of the model that is built into the daemon.
@@ -31,6 +33,14 @@ const fn row(
         short,
         full,
         licence,
+        tokens_per_pass: None,
+    }
+}
+
+impl PublishedModel {
+    const fn writing(mut self, tokens_per_pass: f64) -> Self {
+        self.tokens_per_pass = Some(tokens_per_pass);
+        self
     }
 }
 
@@ -50,10 +60,11 @@ pub const SHORT_NAMES: &[PublishedModel] = &[
         "inclusionAI/LLaDA-MoE-7B-A1B-Instruct",
         APACHE,
     ),
-    row("llada2-mini", "inclusionAI/LLaDA2.0-mini", APACHE),
-    row("llada2-flash", "inclusionAI/LLaDA2.0-flash", APACHE),
-    row("llada2.1-mini", "inclusionAI/LLaDA2.1-mini", APACHE),
-    row("llada2.1-flash", "inclusionAI/LLaDA2.1-flash", APACHE),
+    // Averages of the technical report of LLaDA2.1; of 2.1 its quality mode's.
+    row("llada2-mini", "inclusionAI/LLaDA2.0-mini", APACHE).writing(2.6),
+    row("llada2-flash", "inclusionAI/LLaDA2.0-flash", APACHE).writing(3.08),
+    row("llada2.1-mini", "inclusionAI/LLaDA2.1-mini", APACHE).writing(3.12),
+    row("llada2.1-flash", "inclusionAI/LLaDA2.1-flash", APACHE).writing(3.64),
     row("dream", "Dream-org/Dream-v0-Instruct-7B", APACHE),
     row("dream:7b", "Dream-org/Dream-v0-Instruct-7B", APACHE),
     row("dream-7b", "Dream-org/Dream-v0-Instruct-7B", APACHE),
@@ -88,7 +99,9 @@ pub const SHORT_NAMES: &[PublishedModel] = &[
         "diffusion-gemma-26b-a4b",
         "google/diffusiongemma-26B-A4B-it",
         APACHE,
-    ),
+    )
+    // A canvas of 256 in some 34 passes of prose; code takes 20.
+    .writing(7.5),
     row("rnd1-base", "radicalnumerics/RND1-Base-0910", APACHE),
     row(
         "smollm2",

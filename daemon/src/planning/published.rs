@@ -20,14 +20,13 @@ const LEVELS: [(Level, f64); 4] = [
     (Level::Aggressive, 4.0),
 ];
 
-/// What a pass writes where nothing is said of it: preset `exact`, and each autoregressive model.
+/// What a pass writes where nothing was published of it: preset `exact`, and each autoregressive model.
 const TOKENS_PER_PASS: f64 = 1.0;
 
 /// All published shapes within one budget, the best first.
 #[derive(Debug, Serialize)]
 pub(super) struct PublishedPlans {
     budget_bytes: u64,
-    tokens_per_pass: f64,
     shapes: Vec<PublishedPlan>,
     #[serde(skip_serializing_if = "Option::is_none")]
     note: Option<String>,
@@ -46,6 +45,7 @@ struct PublishedPlan {
     peak_bytes: Option<u64>,
     streamed_bytes_per_pass: Option<u64>,
     pass_ms: Option<f64>,
+    tokens_per_pass: f64,
     tokens_per_second: Option<f64>,
     problem: Option<String>,
 }
@@ -92,7 +92,6 @@ impl Terms {
         shapes.sort_by_key(PublishedPlan::place);
         PublishedPlans {
             budget_bytes: self.budget_bytes,
-            tokens_per_pass: TOKENS_PER_PASS,
             shapes,
             note: self.note,
         }
@@ -111,6 +110,7 @@ impl Terms {
             peak_bytes: None,
             streamed_bytes_per_pass: None,
             pass_ms: None,
+            tokens_per_pass: published.tokens_per_pass.unwrap_or(TOKENS_PER_PASS),
             tokens_per_second: None,
             problem: None,
         };
@@ -132,7 +132,7 @@ impl Terms {
         row.streamed_bytes_per_pass = Some(plan.streamed_bytes_per_pass);
         row.pass_ms = plan.pass_ms;
         let pass_s = plan.pass_ms.map(|ms| ms / 1000.0).filter(|s| *s > 0.0);
-        row.tokens_per_second = pass_s.map(|s| TOKENS_PER_PASS / s);
+        row.tokens_per_second = pass_s.map(|s| row.tokens_per_pass / s);
         row
     }
 
@@ -196,8 +196,8 @@ impl PublishedPlans {
         lines.extend(rows.iter().map(line));
         lines.push(String::new());
         lines.push(
-            "note: tokens/s at one token a pass, as preset exact and autoregressive models write; policies that commit several \
-             are as many times as quick"
+            "note: tokens a pass are those that a model's authors publish of their sampler, or one: autoregressive models write \
+             one, and so does preset exact with any"
                 .to_owned(),
         );
         lines.push(
@@ -220,7 +220,7 @@ impl PublishedPlans {
     }
 }
 
-const COLUMNS: usize = 9;
+const COLUMNS: usize = 10;
 const HEADINGS: [&str; COLUMNS] = [
     "SHAPE",
     "PARAMETERS",
@@ -229,11 +229,12 @@ const HEADINGS: [&str; COLUMNS] = [
     "PEAK",
     "STREAMED",
     "A PASS",
+    "TOKENS/PASS",
     "TOKENS/S",
     "LICENCE",
 ];
 /// Columns of figures.
-const RIGHT: [usize; 5] = [1, 4, 5, 6, 7];
+const RIGHT: [usize; 6] = [1, 4, 5, 6, 7, 8];
 
 impl PublishedPlan {
     /// Its place among others: of those that fit the largest come first, of those that wait for weights the quickest, or where
@@ -268,6 +269,7 @@ impl PublishedPlan {
             bytes(self.peak_bytes),
             bytes(self.streamed_bytes_per_pass),
             self.pass_ms.map_or_else(dash, units::duration_ms),
+            format!("{:.1}", self.tokens_per_pass),
             self.tokens_per_second
                 .map_or_else(dash, |rate| format!("{rate:.1}")),
             match &self.problem {

@@ -1,6 +1,6 @@
 //! `sluiced plan`: what it prints of published shapes and of checkpoints, and what it refuses.
 
-use std::{process::Output, time::Instant};
+use std::process::Output;
 
 use serde_json::Value;
 use sluice_checkpoint::family::PUBLISHED_SHAPES;
@@ -52,14 +52,10 @@ async fn a_published_shape_is_planned_without_a_file() {
 
 #[tokio::test]
 async fn all_published_shapes_are_planned_at_once() {
-    let begun = Instant::now();
     let ask = ["--all", "--budget", "8GiB"];
     let output = plan(&[&ask[..], &["--json"]].concat()).await;
     assert_eq!(code(&output), exit::OK, "{}", text(&output.stderr));
     let json: Value = serde_json::from_slice(&output.stdout).unwrap();
-    // On a busy machine, without optimization.
-    let took = begun.elapsed().as_secs();
-    assert!(took < 5, "{took} s");
     let rows = json["shapes"].as_array().unwrap();
     assert_eq!(rows.len(), PUBLISHED_SHAPES.len());
     let row = |name: &str| rows.iter().find(|row| row["shape"] == name).unwrap();
@@ -79,6 +75,9 @@ async fn all_published_shapes_are_planned_at_once() {
     assert!(peaks.max().unwrap() <= 8 << 30);
     assert_eq!(row("llada2-mini")["license"], "apache-2.0");
     assert_eq!(row("llada-1b")["license"], Value::Null);
+    // What a pass writes is published, or one token.
+    let a_pass = |name: &str| row(name)["tokens_per_pass"].as_f64().unwrap();
+    assert_eq!([a_pass("llada2-mini"), a_pass("qwen3-8b")], [2.6, 1.0]);
 
     // As a table, whose columns stand below each other.
     let output = plan(&[&ask[..], &["--level", "aggressive", "--canvas", "64"]].concat()).await;
@@ -90,7 +89,7 @@ async fn all_published_shapes_are_planned_at_once() {
         assert!(line[column..].starts_with("aggressive "), "{line}");
     }
     assert!(
-        table.contains("\nnote: tokens/s at one token a pass"),
+        table.contains("\nnote: tokens a pass are those that"),
         "{table}"
     );
 
