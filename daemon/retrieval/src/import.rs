@@ -1,0 +1,280 @@
+//! Adding sources, a batch of pieces at a time: searches find a source only when all of it is there, and until then what
+//! stood under its name before.
+
+use rusqlite::{OptionalExtension, Statement, params};
+
+use crate::{EncoderId, Piece, SourceKind, Store, StoreError, vectors::CodedVector};
+
+/// A source to add. One of the same collection and name takes the place of the one before.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewSource<'a> {
+    /// The collection, which is made where it is missing.
+    pub collection: &'a str,
+    /// What it is made of.
+    pub kind: SourceKind,
+    /// The path of a file, or a title.
+    pub name: &'a str,
+    /// SHA-256 of what it is made of.
+    pub digest: [u8; 32],
+    /// Bytes of that.
+    pub bytes: u64,
+    /// When that has changed last, in seconds since 1970, where that is known.
+    pub modified: Option<i64>,
+    /// The time, in seconds since 1970.
+    pub now: i64,
+}
+
+/// A piece to add, with its vector where there is an encoder.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NewPiece {
+    /// The piece.
+    pub piece: Piece,
+    /// Its vector.
+    pub vector: Option<Vec<f32>>,
+}
+
+/// An import that is going on.
+#[derive(Debug)]
+pub struct Import {
+    source: i64,
+    /// The source that it is to take the place of.
+    before: Option<i64>,
+    encoder: Option<(i64, usize)>,
+    pieces: u64,
+}
+
+impl Import {
+    /// Pieces that were added.
+    #[must_use]
+    pub fn pieces(&self) -> u64 {
+        self.pieces
+    }
+}
+
+impl Store {
+    /// Begins to add a source, whose vectors come from this encoder, if there is one; `None` when it is there as it is.
+    ///
+    /// # Errors
+    /// When the collection's name is none, or the file cannot be written.
+    pub fn begin(
+        &mut self,
+        source: &NewSource<'_>,
+        encoder: Option<&EncoderId>,
+    ) -> Result<Option<Import>, StoreError> {
+        let collection = self.collection(source.collection, source.now)?;
+        let before = self.connection.query_row(
+            "SELECT id, digest FROM sources WHERE collection = ?1 AND name = ?2 AND ready",
+            params![collection, source.name],
+            |row| Ok((row.get::<_, i64>(0)?, row.get::<_, Vec<u8>>(1)?)),
+        );
+        let before = self.checked(before.optional())?;
+        if before
+            .as_ref()
+            .is_some_and(|(_, digest)| digest[..] == source.digest)
+        {
+            return Ok(None);
+        }
+        let encoder = match encoder {
+            Some(encoder) => Some((self.encoder(encoder)?, encoder.elements)),
+            None => None,
+        };
+        let inserted = self.connection.execute(
+            "INSERT INTO sources (collection, kind, name, digest, bytes, modified, added, ready)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, 0)",
+            params![
+                collection,
+                source.kind.number(),
+                source.name,
+                &source.digest[..],
+                source.bytes as i64,
+                source.modified,
+                source.now
+            ],
+        );
+        self.checked(inserted)?;
+        Ok(Some(Import {
+            source: self.connection.last_insert_rowid(),
+            before: before.map(|(id, _)| id),
+            encoder,
+            pieces: 0,
+        }))
+    }
+
+    /// Adds the next pieces. They are on disk when this returns.
+    ///
+    /// # Errors
+    /// When a vector has another length than the encoder's, or the file cannot be written: the import is then to be
+    /// abandoned.
+    pub fn add_pieces(
+        &mut self,
+        import: &mut Import,
+        pieces: &[NewPiece],
+    ) -> Result<(), StoreError> {
+        let vectors = pieces.iter().filter_map(|piece| piece.vector.as_ref());
+        if let (Some((_, expected)), Some(found)) = (
+            import.encoder,
+            vectors
+                .map(Vec::len)
+                .find(|&found| Some(found) != import.encoder.map(|(_, len)| len)),
+        ) {
+            return Err(StoreError::VectorLength { found, expected });
+        }
+        let Import {
+            source,
+            encoder,
+            pieces: before,
+            ..
+        } = *import;
+        let mut add = || {
+            let step = self.connection.transaction()?;
+            let mut insert = step.prepare(
+                "INSERT INTO pieces (source, number, heading, text) VALUES (?1, ?2, ?3, ?4)",
+            )?;
+            let mut add_vector = step.prepare(INSERT_VECTOR)?;
+            for (number, NewPiece { piece, vector }) in (before..).zip(pieces) {
+                let id = insert.insert(params![source, number, piece.heading, piece.text])?;
+                if let (Some(vector), Some((encoder, _))) = (vector, encoder) {
+                    insert_vector(&mut add_vector, id, encoder, vector)?;
+                }
+            }
+            drop((insert, add_vector));
+            step.commit()
+        };
+        let added = add();
+        self.checked(added)?;
+        import.pieces += pieces.len() as u64;
+        Ok(())
+    }
+
+    /// Ends an import: from now on its source is found, in the place of the one before. Returns the source's number.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn finish(&mut self, import: Import) -> Result<i64, StoreError> {
+        self.index = None;
+        let mut end = || {
+            let step = self.connection.transaction()?;
+            step.execute("DELETE FROM sources WHERE id = ?1", [import.before])?;
+            step.execute(
+                "UPDATE sources SET ready = 1 WHERE id = ?1",
+                [import.source],
+            )?;
+            step.commit()
+        };
+        let ended = end();
+        self.checked(ended)?;
+        Ok(import.source)
+    }
+
+    /// Gives up an import: what it has added goes away.
+    ///
+    /// # Errors
+    /// When the file cannot be written; what is left goes away when the store is opened again.
+    pub fn abandon(&mut self, import: Import) -> Result<(), StoreError> {
+        let removed = self
+            .connection
+            .execute("DELETE FROM sources WHERE id = ?1", [import.source]);
+        self.checked(removed).map(drop)
+    }
+
+    /// Some pieces that have no vector of this encoder, from one on.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn without_vectors(
+        &self,
+        encoder: &EncoderId,
+        after: i64,
+        most: usize,
+    ) -> Result<Vec<(i64, Piece)>, StoreError> {
+        let encoder = self.encoder(encoder)?;
+        let read = || {
+            let mut query = self.connection.prepare(
+                "SELECT pieces.id, heading, text FROM pieces JOIN sources ON sources.id = source
+                 WHERE ready AND pieces.id > ?2 AND NOT EXISTS
+                     (SELECT 1 FROM vectors WHERE piece = pieces.id AND encoder = ?1)
+                 ORDER BY pieces.id LIMIT ?3",
+            )?;
+            let rows = query.query_map(params![encoder, after, most as i64], |row| {
+                let (heading, text) = (row.get(1)?, row.get(2)?);
+                Ok((row.get(0)?, Piece { heading, text }))
+            })?;
+            rows.collect()
+        };
+        self.checked(read())
+    }
+
+    /// Gives pieces vectors of this encoder in the place of what they have. Those of pieces that have gone are passed over.
+    ///
+    /// # Errors
+    /// When a vector has another length than the encoder's, or the file cannot be written.
+    pub fn set_vectors(
+        &mut self,
+        encoder: &EncoderId,
+        vectors: &[(i64, Vec<f32>)],
+    ) -> Result<(), StoreError> {
+        if let Some((_, vector)) = vectors
+            .iter()
+            .find(|(_, vector)| vector.len() != encoder.elements)
+        {
+            return Err(StoreError::VectorLength {
+                found: vector.len(),
+                expected: encoder.elements,
+            });
+        }
+        let id = self.encoder(encoder)?;
+        self.index = None;
+        let mut set = || {
+            let step = self.connection.transaction()?;
+            let mut is_there = step.prepare("SELECT 1 FROM pieces WHERE id = ?1")?;
+            let mut add_vector = step.prepare(INSERT_VECTOR)?;
+            for (piece, vector) in vectors {
+                if is_there.exists([piece])? {
+                    insert_vector(&mut add_vector, *piece, id, vector)?;
+                }
+            }
+            drop((is_there, add_vector));
+            step.commit()
+        };
+        let set = set();
+        self.checked(set)
+    }
+
+    /// The number of an encoder.
+    pub(crate) fn encoder(&self, encoder: &EncoderId) -> Result<i64, StoreError> {
+        let find = || {
+            self.connection.execute(
+                "INSERT INTO encoders (name, elements) VALUES (?1, ?2) ON CONFLICT DO NOTHING",
+                params![encoder.name, encoder.elements as i64],
+            )?;
+            self.connection.query_row(
+                "SELECT id, elements FROM encoders WHERE name = ?1",
+                [&encoder.name],
+                |row| Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?)),
+            )
+        };
+        let (id, elements) = self.checked(find())?;
+        match elements as usize == encoder.elements {
+            true => Ok(id),
+            false => Err(StoreError::VectorLength {
+                found: encoder.elements,
+                expected: elements as usize,
+            }),
+        }
+    }
+}
+
+const INSERT_VECTOR: &str =
+    "INSERT OR REPLACE INTO vectors (piece, encoder, scale, elements) VALUES (?1, ?2, ?3, ?4)";
+
+fn insert_vector(
+    insert: &mut Statement<'_>,
+    piece: i64,
+    encoder: i64,
+    vector: &[f32],
+) -> rusqlite::Result<()> {
+    let CodedVector { scale, elements } = CodedVector::new(vector);
+    let bytes: Vec<u8> = elements.iter().map(|&element| element as u8).collect();
+    let inserted = insert.execute(params![piece, encoder, f64::from(scale), bytes]);
+    inserted.map(drop)
+}

@@ -1,0 +1,393 @@
+//! A store: what is in it, and how it goes away.
+
+use std::path::{Path, PathBuf};
+
+use rusqlite::{Connection, OptionalExtension, Row, params};
+
+use crate::{StoreError, schema, vectors::VectorIndex};
+
+/// Longest name of a collection, in bytes.
+const COLLECTION_NAME_MAX: usize = 64;
+
+/// A memory in one file. One process has it at a time.
+#[derive(Debug)]
+pub struct Store {
+    path: PathBuf,
+    pub(crate) connection: Connection,
+    /// The vectors of the encoder that was asked for last, once a search has needed them.
+    pub(crate) index: Option<(i64, VectorIndex)>,
+}
+
+/// What a source was made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum SourceKind {
+    /// A note that somebody wrote down.
+    Note,
+    /// A file.
+    File,
+    /// A conversation.
+    Conversation,
+}
+
+impl SourceKind {
+    /// Every kind.
+    pub const ALL: [Self; 3] = [Self::Note, Self::File, Self::Conversation];
+
+    pub(crate) fn number(self) -> i64 {
+        self as i64
+    }
+
+    fn of_number(number: i64) -> Self {
+        let known = Self::ALL.into_iter().find(|kind| kind.number() == number);
+        known.unwrap_or(Self::Note)
+    }
+}
+
+/// What vectors come from: only those of one encoder can be compared.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct EncoderId {
+    /// Its name, with whatever tells it from others of that name.
+    pub name: String,
+    /// Elements of its vectors.
+    pub elements: usize,
+}
+
+/// A collection of sources.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Collection {
+    /// Its name.
+    pub name: String,
+    /// Its sources, without those that are being imported.
+    pub sources: u64,
+    /// The pieces of these.
+    pub pieces: u64,
+    /// Bytes of their texts.
+    pub bytes: u64,
+}
+
+/// A source.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Source {
+    /// Its number, which no other source of the store ever has while it is there.
+    pub id: i64,
+    /// The name of its collection.
+    pub collection: String,
+    /// What it was made of.
+    pub kind: SourceKind,
+    /// The path of a file, or a title.
+    pub name: String,
+    /// Bytes of what it was made of.
+    pub bytes: u64,
+    /// When that had changed last, in seconds since 1970, where that is known.
+    pub modified: Option<i64>,
+    /// When it was added, in seconds since 1970.
+    pub added: i64,
+    /// Its pieces.
+    pub pieces: u64,
+}
+
+/// A piece with its place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredPiece {
+    /// Its number.
+    pub id: i64,
+    /// The number of its source.
+    pub source: i64,
+    /// Its place in the source, from 0.
+    pub number: u64,
+    /// The headings that it stands below.
+    pub heading: String,
+    /// The text.
+    pub text: String,
+}
+
+/// How much there is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Totals {
+    /// Sources.
+    pub sources: u64,
+    /// Pieces.
+    pub pieces: u64,
+    /// Pieces with a vector.
+    pub vectors: u64,
+    /// Bytes of the file and its log.
+    pub file_bytes: u64,
+    /// Bytes of vectors in memory.
+    pub index_bytes: u64,
+}
+
+const SOURCES: &str = "
+    SELECT sources.id, collections.name, kind, sources.name, bytes, modified, added,
+           (SELECT count(*) FROM pieces WHERE pieces.source = sources.id)
+    FROM sources JOIN collections ON collections.id = sources.collection
+    WHERE ready";
+
+fn source(row: &Row<'_>) -> rusqlite::Result<Source> {
+    Ok(Source {
+        id: row.get(0)?,
+        collection: row.get(1)?,
+        kind: SourceKind::of_number(row.get(2)?),
+        name: row.get(3)?,
+        bytes: row.get(4)?,
+        modified: row.get(5)?,
+        added: row.get(6)?,
+        pieces: row.get(7)?,
+    })
+}
+
+pub(crate) fn piece(row: &Row<'_>) -> rusqlite::Result<StoredPiece> {
+    Ok(StoredPiece {
+        id: row.get(0)?,
+        source: row.get(1)?,
+        number: row.get(2)?,
+        heading: row.get(3)?,
+        text: row.get(4)?,
+    })
+}
+
+impl Store {
+    /// Opens a store, which is made, readable for its owner alone, where there is none. What an import has left that was
+    /// interrupted is removed.
+    ///
+    /// # Errors
+    /// When another process has it, or it cannot be read, is damaged, or is of a later version.
+    pub fn open(path: &Path) -> Result<Self, StoreError> {
+        let connection = schema::open(path)?;
+        let store = Self {
+            path: path.to_owned(),
+            connection,
+            index: None,
+        };
+        let left = store
+            .connection
+            .execute("DELETE FROM sources WHERE NOT ready", []);
+        if store.checked(left)? > 0 {
+            store.clear_log()?;
+        }
+        Ok(store)
+    }
+
+    /// The file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn checked<T>(&self, result: rusqlite::Result<T>) -> Result<T, StoreError> {
+        result.map_err(|error| StoreError::of(&self.path, error))
+    }
+
+    /// Moves what the log has into the file and empties the log, so that what was deleted is nowhere.
+    fn clear_log(&self) -> Result<(), StoreError> {
+        let done = self
+            .connection
+            .query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
+        self.checked(done)
+    }
+
+    /// All collections, by name.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn collections(&self) -> Result<Vec<Collection>, StoreError> {
+        let read = || {
+            let mut query = self.connection.prepare(
+                "SELECT name,
+                    (SELECT count(*) FROM sources WHERE collection = collections.id AND ready),
+                    (SELECT count(*) FROM pieces JOIN sources ON sources.id = source
+                     WHERE collection = collections.id AND ready),
+                    (SELECT coalesce(sum(length(CAST(text AS BLOB))), 0)
+                     FROM pieces JOIN sources ON sources.id = source
+                     WHERE collection = collections.id AND ready)
+                 FROM collections ORDER BY name",
+            )?;
+            let rows = query.query_map([], |row| {
+                Ok(Collection {
+                    name: row.get(0)?,
+                    sources: row.get(1)?,
+                    pieces: row.get(2)?,
+                    bytes: row.get(3)?,
+                })
+            })?;
+            rows.collect()
+        };
+        self.checked(read())
+    }
+
+    /// The number of a collection, which is made where it is missing.
+    pub(crate) fn collection(&self, name: &str, now: i64) -> Result<i64, StoreError> {
+        check_collection_name(name)?;
+        let make = || {
+            self.connection.execute(
+                "INSERT INTO collections (name, created) VALUES (?1, ?2) ON CONFLICT DO NOTHING",
+                params![name, now],
+            )?;
+            self.find_collection(name)
+        };
+        let id = self.checked(make())?;
+        id.ok_or_else(|| StoreError::NoCollection(name.to_owned()))
+    }
+
+    pub(crate) fn find_collection(&self, name: &str) -> rusqlite::Result<Option<i64>> {
+        let select = "SELECT id FROM collections WHERE name = ?1";
+        self.connection
+            .query_row(select, [name], |row| row.get(0))
+            .optional()
+    }
+
+    /// The sources of a collection or of all, the latest first.
+    ///
+    /// # Errors
+    /// When there is no such collection, or the file cannot be read.
+    pub fn sources(&self, collection: Option<&str>) -> Result<Vec<Source>, StoreError> {
+        if let Some(name) = collection
+            && self.checked(self.find_collection(name))?.is_none()
+        {
+            return Err(StoreError::NoCollection(name.to_owned()));
+        }
+        let read = || {
+            let select = format!(
+                "{SOURCES} AND (?1 IS NULL OR collections.name = ?1) ORDER BY added DESC, sources.id DESC"
+            );
+            let mut query = self.connection.prepare(&select)?;
+            query.query_map([collection], source)?.collect()
+        };
+        self.checked(read())
+    }
+
+    /// A source.
+    ///
+    /// # Errors
+    /// When there is none, or the file cannot be read.
+    pub fn source(&self, id: i64) -> Result<Source, StoreError> {
+        let select = format!("{SOURCES} AND sources.id = ?1");
+        let found = self.connection.query_row(&select, [id], source).optional();
+        self.checked(found)?.ok_or(StoreError::NoSource(id))
+    }
+
+    /// Some pieces of a source, from one on, in their order.
+    ///
+    /// # Errors
+    /// When there is no such source, or the file cannot be read.
+    pub fn pieces(&self, id: i64, from: u64, most: usize) -> Result<Vec<StoredPiece>, StoreError> {
+        self.source(id)?;
+        let read = || {
+            let mut query = self.connection.prepare(
+                "SELECT id, source, number, heading, text FROM pieces
+                 WHERE source = ?1 AND number >= ?2 ORDER BY number LIMIT ?3",
+            )?;
+            query
+                .query_map(params![id, from, most as i64], piece)?
+                .collect()
+        };
+        self.checked(read())
+    }
+
+    /// A piece.
+    ///
+    /// # Errors
+    /// When there is none, or the file cannot be read.
+    pub fn piece(&self, id: i64) -> Result<StoredPiece, StoreError> {
+        let select = "SELECT id, source, number, heading, text FROM pieces WHERE id = ?1";
+        let found = self.connection.query_row(select, [id], piece).optional();
+        self.checked(found)?.ok_or(StoreError::NoPiece(id))
+    }
+
+    /// Removes a source with its pieces, so that none of their text is left in the file.
+    ///
+    /// # Errors
+    /// When there is none, or the file cannot be written.
+    pub fn remove_source(&mut self, id: i64) -> Result<(), StoreError> {
+        self.source(id)?;
+        self.index = None;
+        let removed = self
+            .connection
+            .execute("DELETE FROM sources WHERE id = ?1", [id]);
+        self.checked(removed)?;
+        self.clear_log()
+    }
+
+    /// Removes a collection with its sources, likewise.
+    ///
+    /// # Errors
+    /// When there is none, or the file cannot be written.
+    pub fn remove_collection(&mut self, name: &str) -> Result<(), StoreError> {
+        self.index = None;
+        let removed = self
+            .connection
+            .execute("DELETE FROM collections WHERE name = ?1", [name]);
+        match self.checked(removed)? {
+            0 => Err(StoreError::NoCollection(name.to_owned())),
+            _ => self.clear_log(),
+        }
+    }
+
+    /// Removes everything: the file is overwritten and removed, and an empty one begins in its place.
+    ///
+    /// # Errors
+    /// When the file cannot be overwritten, removed or made.
+    pub fn wipe(self) -> Result<Self, StoreError> {
+        let Self {
+            path, connection, ..
+        } = self;
+        connection
+            .close()
+            .map_err(|(_, error)| StoreError::of(&path, error))?;
+        schema::wipe(&path).map_err(|error| StoreError::Open {
+            path: path.clone(),
+            error,
+        })?;
+        Self::open(&path)
+    }
+
+    /// How much there is.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn totals(&self) -> Result<Totals, StoreError> {
+        let count = |table: &str| {
+            let select = format!("SELECT count(*) FROM {table}");
+            self.connection
+                .query_row(&select, [], |row| row.get::<_, u64>(0))
+        };
+        let read = || {
+            Ok([
+                count("sources WHERE ready")?,
+                count("pieces")?,
+                count("vectors")?,
+            ])
+        };
+        let [sources, pieces, vectors] = self.checked(read())?;
+        let bytes = |suffix: &str| {
+            let mut name = self.path.as_os_str().to_owned();
+            name.push(suffix);
+            std::fs::metadata(name).map_or(0, |file| file.len())
+        };
+        Ok(Totals {
+            sources,
+            pieces,
+            vectors,
+            file_bytes: bytes("") + bytes("-wal"),
+            index_bytes: self
+                .index
+                .as_ref()
+                .map_or(0, |(_, index)| index.bytes() as u64),
+        })
+    }
+
+    /// Gives back the memory of vectors, until a search needs them again.
+    pub fn release(&mut self) {
+        self.index = None;
+    }
+}
+
+fn check_collection_name(name: &str) -> Result<(), StoreError> {
+    let is_fit = |char: char| char.is_alphanumeric() || "-_.".contains(char);
+    let is_name = name.len() <= COLLECTION_NAME_MAX
+        && name.starts_with(char::is_alphanumeric)
+        && name.chars().all(is_fit);
+    match is_name {
+        true => Ok(()),
+        false => Err(StoreError::CollectionName(name.to_owned())),
+    }
+}
