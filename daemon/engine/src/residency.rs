@@ -29,7 +29,7 @@ use sluice_ops::{
     device::{Device, DeviceBuffer},
     ledger::Ledger,
 };
-use sluice_plan::{Plan, StagingBuffers};
+use sluice_plan::{CpuExperts, Plan, StagingBuffers};
 use sluice_weights::{
     KeptKvHeads, Storage, TensorPart, TensorPlan, Tier, Weight, WeightData, WeightFormat,
     WeightGroup, WeightGroupPlan, layout,
@@ -38,7 +38,7 @@ use sluice_weights::{
 pub(crate) use self::change::GroupPreparation;
 use self::{
     experts::{ExpertCache, ExpertInUse},
-    link::GpuLink,
+    link::{GpuLink, HostGroup},
     reader::LoadedGroup,
     stream::{StagedGroup, WeightStream},
     visits::ExpertVisits,
@@ -59,6 +59,8 @@ pub struct Residency {
     /// Where not all experts of a mixture are on the device.
     experts: Option<ExpertCache>,
     visits: ExpertVisits,
+    /// Which experts the CPU computes beside a GPU.
+    cpu_experts: Option<CpuExperts>,
     /// The stream's link to a GPU, while no stream holds it.
     link: Option<GpuLink>,
     /// The expert cache's link, while no cache holds it.
@@ -148,6 +150,7 @@ impl Residency {
             stream: None,
             experts: None,
             visits: ExpertVisits::default(),
+            cpu_experts: plan.cpu_experts,
             link: None,
             expert_link: None,
             decompressed: None,
@@ -193,6 +196,7 @@ impl Residency {
             stream: None,
             experts: None,
             visits: ExpertVisits::default(),
+            cpu_experts: None,
             link: None,
             expert_link: None,
             decompressed: None,
@@ -284,12 +288,59 @@ impl Residency {
         }
     }
 
-    /// Says which experts of a layer a pass is about to acquire, in their order. What of them has to be read is read in that order.
-    pub fn want_experts(&self, layer: usize, experts: impl Iterator<Item = usize> + Clone) {
-        let again = self.visits.visit(layer, experts.clone());
+    /// Says which experts of a layer a pass is about to go through, in their order, and which of them the CPU computes. What of the
+    /// others has to be read is read in that order.
+    pub fn want_experts(
+        &self,
+        layer: usize,
+        experts: impl Iterator<Item = usize> + Clone,
+        is_of_cpu: impl Fn(usize) -> bool,
+    ) {
+        self.visits.visit(layer, experts.clone());
         if let Some(cache) = &self.experts {
-            cache.want(layer, experts, again);
+            let acquired = experts.clone().filter(|&expert| !is_of_cpu(expert));
+            cache.want(layer, acquired, experts.filter(|&expert| is_of_cpu(expert)));
         }
+    }
+
+    /// Which experts of a layer the CPU computes beside a GPU, if the layer's have so many rows. `None`: none.
+    pub(crate) fn experts_of_cpu(&self, layer: usize, rows: &[usize]) -> Option<Vec<bool>> {
+        let split = self.cpu_experts?;
+        // The plan has all experts in host memory. Between two plans some may be on the device.
+        let mut of_cpu = split.of_cpu(rows);
+        for (expert, of_cpu) in of_cpu.iter_mut().enumerate() {
+            let group = || self.group(WeightGroup::Expert(layer, expert));
+            *of_cpu = *of_cpu && matches!(group().placement, GroupPlacement::Cached(_));
+        }
+        of_cpu.contains(&true).then_some(of_cpu)
+    }
+
+    /// Has the CPU compute experts from the next pass on, as a plan says.
+    pub fn set_cpu_experts(&mut self, split: Option<CpuExperts>) {
+        self.cpu_experts = split;
+    }
+
+    /// Waits for an expert that the CPU computes beside a GPU.
+    ///
+    /// # Errors
+    /// As [`Residency::acquire`].
+    ///
+    /// # Panics
+    /// When it is no such expert.
+    pub(crate) fn acquire_on_host(
+        &self,
+        group: WeightGroup,
+    ) -> Result<WeightGuard<'_>, EngineError> {
+        let held = self.group(group);
+        let bytes = match &held.placement {
+            GroupPlacement::Cached(place) => {
+                let cache = self.present(self.experts.as_ref())?;
+                Bytes::Host(cache.take_on_host(*place)?)
+            }
+            GroupPlacement::DryRun => Bytes::None,
+            _ => panic!("{group:?} is not in host memory"),
+        };
+        Ok(self.guard(held, bytes))
     }
 
     /// An expert, if acquiring it would not wait.
@@ -531,10 +582,16 @@ enum Bytes<'a> {
     Resident(&'a LoadedGroup),
     Streamed(StagedGroup),
     Cached(ExpertInUse),
+    Host(Arc<HostGroup>),
     None,
 }
 
 impl WeightGuard<'_> {
+    /// Whether its bytes were read for this guard alone, so that not many should be held at once.
+    pub(crate) fn is_read_anew(&self) -> bool {
+        matches!(&self.bytes, Bytes::Host(expert) if !expert.is_kept())
+    }
+
     /// The KV heads that the group's attention has; `None` where it has the shape's.
     #[must_use]
     pub fn kept_kv_heads(&self) -> Option<&KeptKvHeads> {
@@ -551,6 +608,11 @@ impl WeightGuard<'_> {
             Bytes::Resident(loaded) => Some(*loaded),
             Bytes::Streamed(slot) => Some(slot.loaded()),
             Bytes::Cached(expert) => Some(expert.loaded()),
+            Bytes::Host(expert) => {
+                return weight_with(self.plan, part, self.weights_version, |index, tensor| {
+                    expert.tensor(index, tensor)
+                });
+            }
             Bytes::None => None,
         };
         weight(
@@ -571,6 +633,21 @@ fn weight<'a>(
     decoded: GpuSpan,
     weights_version: u64,
 ) -> Weight<'a> {
+    weight_with(group, part, weights_version, |index, tensor| {
+        // Without bytes in a dry run, whose operations only count memory.
+        loaded.map_or(WeightData::None, |loaded| {
+            loaded.tensor(index, tensor, decoded)
+        })
+    })
+}
+
+/// A weight of a group, whose bytes are found by its index there.
+fn weight_with<'a>(
+    group: &'a WeightGroupPlan,
+    part: TensorPart,
+    weights_version: u64,
+    data: impl FnOnce(usize, &'a TensorPlan) -> WeightData<'a>,
+) -> Weight<'a> {
     let tensors = &group.tensors;
     let index = tensors
         .iter()
@@ -581,10 +658,7 @@ fn weight<'a>(
         format: tensor.storage.format(),
         rows: tensor.rows,
         width: tensor.width,
-        // Without bytes in a dry run, whose operations only count memory.
-        data: loaded.map_or(WeightData::None, |loaded| {
-            loaded.tensor(index, tensor, decoded)
-        }),
+        data: data(index, tensor),
         weights_version,
     }
 }

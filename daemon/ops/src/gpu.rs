@@ -118,6 +118,12 @@ impl GpuBackend {
         Ok(self.gpu.convert(out.dtype(), out.span(), x.span(), count)?)
     }
 
+    /// Converts `x` to the `f32` of `out`.
+    pub(super) fn widen(&self, out: &Activation, x: &Activation) -> Result<(), OpsError> {
+        let count = x.len() * x.width();
+        Ok(self.gpu.to_f32(x.dtype(), out.span(), x.span(), count)?)
+    }
+
     /// Embedding rows that come from the host: those that begin a run of an id are filled there and copied, the others
     /// repeated on the GPU.
     pub(super) fn embed_rows<E: From<OpsError>>(

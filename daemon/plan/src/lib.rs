@@ -2,6 +2,7 @@
 //! is loaded, by functions that need no device.
 
 pub mod corrections;
+mod cpu_experts;
 pub mod decompressed;
 mod experts;
 mod kv_cache;
@@ -28,6 +29,7 @@ use sluice_weights::{
 
 pub use self::{
     corrections::TimeCorrections,
+    cpu_experts::CpuExperts,
     decompressed::MLP_ROWS,
     experts::{ExpertFigures, ExpertProfile, LearnedExperts, PlannedExperts},
     kv_cache::{compute_format, resolve_canvas_kv_cache_format, resolve_kv_cache_format},
@@ -375,6 +377,8 @@ pub struct Plan {
     pub working: WorkingMemory,
     /// What passes touch of a mixture's experts; `None` without a mixture.
     pub experts: Option<PlannedExperts>,
+    /// Which of them the CPU computes beside a GPU; `None`: none.
+    pub cpu_experts: Option<CpuExperts>,
     /// The predicted time of a pass; `None` where the machine's rates are not known.
     pub pass: Option<PassTime>,
     /// Other levels that would store exactly the same weights. Without `off`, which is the same as `standard` in this.
@@ -477,6 +481,7 @@ impl Plan {
             staging: slots,
             working: input.working,
             experts: time::planned_experts(input.shape, &input.workload, input.machine),
+            cpu_experts: None,
             equal_levels: same_as,
         };
         // After `place`: decompressed weights get only what it has left of the budget.

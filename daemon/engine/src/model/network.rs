@@ -10,6 +10,7 @@
 //! with its query heads; between the projections its rows have the model's layout, with zeros in the place of the others.
 
 mod attention;
+mod cpu_experts;
 mod cross_attention;
 mod gemma;
 mod latent_gradient;

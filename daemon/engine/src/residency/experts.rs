@@ -35,7 +35,7 @@ use self::{
     usage::ExpertUsage,
 };
 use super::{
-    link::{BroughtGroup, GpuLink, LinkShare},
+    link::{BroughtGroup, GpuLink, HostGroup, LinkShare},
     monitor::Monitor,
     pace::ReadPace,
     reader::{LoadedGroup, WeightReader},
@@ -125,6 +125,8 @@ impl ExpertCache {
             }),
             last_visit: None,
             next_to_pin: 0,
+            on_host: BTreeMap::new(),
+            wanted_on_host: None,
         };
         let shared = Arc::new(CacheShared {
             reader,
@@ -168,12 +170,17 @@ impl ExpertCache {
         self.shared.monitor.notify();
     }
 
-    /// Says which experts of a layer a pass is about to use, in their order: what is missing is read in that order. So many of
-    /// them the layer's last visit touched, too.
+    /// Says which experts of a layer a pass is about to use, in their order: what is missing is read in that order. Besides, the
+    /// CPU computes some.
     ///
     /// # Panics
     /// When the layer has no experts here.
-    pub(super) fn want(&self, layer: usize, experts: impl Iterator<Item = usize>, again: usize) {
+    pub(super) fn want(
+        &self,
+        layer: usize,
+        experts: impl Iterator<Item = usize>,
+        of_cpu: impl Iterator<Item = usize>,
+    ) {
         let layer = self.layers[&layer];
         // Before the lock: driver calls may take long.
         let ended = self.shared.gpu.as_ref().and_then(mark_after_use);
@@ -186,11 +193,16 @@ impl ExpertCache {
         }
         let first = state.usage.first(layer);
         let places: Vec<usize> = experts.map(|expert| first + expert).collect();
-        state.usage.visit(layer, &places, again);
+        state.usage.visit(layer, &places);
         let mut visit = ExpertStats {
             touched: places.len() as u64,
             ..ExpertStats::default()
         };
+        for expert in of_cpu {
+            visit.touched += 1;
+            visit.computed_by_cpu += 1;
+            visit.cpu_bytes += self.shared.experts[first + expert].bytes();
+        }
         for place in &places {
             match state.ready.get(place) {
                 Some(CachedExpert { is_new: false, .. }) => visit.hits += 1,
@@ -238,6 +250,27 @@ impl ExpertCache {
             // Whoever asks out of turn has given up what comes before.
             state.wanted = state.wanted.split_off(&place);
             state.wanted.insert(place);
+            self.shared.monitor.notify();
+            state = self.shared.monitor.wait(state);
+        }
+    }
+
+    /// An expert that the CPU computes, in host memory: read there if it is not.
+    pub(super) fn take_on_host(&self, place: usize) -> Result<Arc<HostGroup>, EngineError> {
+        let mut state = self.shared.monitor.state();
+        loop {
+            if let Some(expert) = state.on_host.get(&place).map(Arc::clone) {
+                if !expert.is_kept() {
+                    state.on_host.remove(&place);
+                }
+                return Ok(expert);
+            }
+            if let Some((failed, error)) = state.failed.take()
+                && failed == place
+            {
+                return Err(error);
+            }
+            state.wanted_on_host = Some(place);
             self.shared.monitor.notify();
             state = self.shared.monitor.wait(state);
         }
@@ -341,11 +374,28 @@ impl CacheShared {
         while !self.monitor.abandon.load(Ordering::Relaxed) {
             if let (Some(link), Some(share)) = (&mut link, state.share.take()) {
                 // Without the lock: it takes the system long to free much pinned memory.
+                state.on_host.clear();
                 drop(state);
                 link.fit(share);
                 state = self.monitor.state();
                 state.stats.pinned_bytes = link.pinned_weight_bytes();
                 state.next_to_pin = 0;
+                continue;
+            }
+            if let (Some(link), Some(place)) = (&mut link, state.wanted_on_host.take()) {
+                drop(state);
+                let read =
+                    || link.on_host(&self.reader, &self.experts[place], &self.monitor.abandon);
+                let result =
+                    catch_unwind(AssertUnwindSafe(read)).unwrap_or(Err(EngineError::Panicked));
+                state = self.monitor.state();
+                state.stats.pinned_bytes = link.pinned_weight_bytes();
+                match result {
+                    Ok(Some(expert)) => drop(state.on_host.insert(place, expert)),
+                    Ok(None) => {}
+                    Err(error) => state.failed = Some((place, error)),
+                }
+                self.monitor.notify();
                 continue;
             }
             let Some((place, mut slot)) = state.start_next() else {

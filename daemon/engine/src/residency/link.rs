@@ -13,22 +13,28 @@
 //! Only stream marks keep order: a copy into a device buffer waits for the work that read the buffer before, and work
 //! on a buffer for the copy into it. The host waits only before it writes to memory that copies are made from.
 
-use std::{collections::HashMap, sync::atomic::AtomicBool, time::Instant};
+use std::{
+    collections::HashMap,
+    sync::{Arc, atomic::AtomicBool},
+    time::Instant,
+};
 
 use sluice_cuda::{CopyStream, CudaError, Gpu, GpuSpan, HostMemory, StreamMark};
 use sluice_machine::page::Page;
 use sluice_ops::ledger::{Ledger, PinnedEntry};
 use sluice_plan::{PINNED_STAGING_BUFFERS, PinnedBudget};
-use sluice_weights::{WeightGroup, WeightGroupPlan, layout};
+use sluice_weights::{
+    CompressedTensor, TensorPlan, WeightData, WeightGroup, WeightGroupPlan, layout,
+};
 
-use super::reader::WeightReader;
+use super::reader::{WeightReader, host_tensor};
 use crate::error::EngineError;
 
 /// The copy stream of a GPU, and the memory that copies are made from.
 #[derive(Debug)]
 pub(super) struct GpuLink {
     copies: CopyStream,
-    pinned: HashMap<WeightGroup, PinnedGroup>,
+    pinned: HashMap<WeightGroup, Arc<HostGroup>>,
     /// Bytes of these.
     pinned_bytes: u64,
     share: LinkShare,
@@ -96,15 +102,30 @@ impl LinkShares {
     }
 }
 
-/// A weight group in pinned memory.
+/// A weight group in host memory, which the GPU's copies and the CPU read.
 #[derive(Debug)]
-struct PinnedGroup {
+pub(super) struct HostGroup {
     group: WeightGroupPlan,
     memory: HostMemory,
     /// Where each tensor starts in it, in bytes.
     starts: Vec<usize>,
-    // Declared after the memory, so that it is dropped after it.
-    _entry: PinnedEntry,
+    /// How each tensor is compressed; `None` where it is not.
+    compressed: Vec<Option<Arc<CompressedTensor>>>,
+    /// Its entry where it is kept in pinned memory. Declared after the memory, so that it is dropped after it.
+    entry: Option<PinnedEntry>,
+}
+
+impl HostGroup {
+    /// The bytes of the group's tensor with this index.
+    pub(super) fn tensor(&self, index: usize, tensor: &TensorPlan) -> WeightData<'_> {
+        let compressed = self.compressed[index].as_ref();
+        host_tensor(&self.memory[self.starts[index]..], compressed, tensor)
+    }
+
+    /// Whether it stays for later passes.
+    pub(super) fn is_kept(&self) -> bool {
+        self.entry.is_some()
+    }
 }
 
 /// A buffer for groups that are not kept.
@@ -225,15 +246,44 @@ impl GpuLink {
             return Ok(PinOutcome::Cancelled);
         };
         let unit = group.clone();
-        let kept = PinnedGroup {
+        let kept = HostGroup {
             group: unit,
             memory,
             starts,
-            _entry: entry,
+            compressed: reader.compressed(group),
+            entry: Some(entry),
         };
         self.pinned_bytes += kept.memory.len() as u64;
-        self.pinned.insert(kept.group.group, kept);
+        self.pinned.insert(kept.group.group, Arc::new(kept));
         Ok(PinOutcome::Read)
+    }
+
+    /// A group in host memory: kept there if that is possible, else read for this time. `None` when reading it was cancelled.
+    pub(super) fn on_host(
+        &mut self,
+        reader: &WeightReader,
+        group: &WeightGroupPlan,
+        cancel: &AtomicBool,
+    ) -> Result<Option<Arc<HostGroup>>, EngineError> {
+        if self.wants(group)
+            && let PinOutcome::Cancelled = self.pin(reader, group, cancel)?
+        {
+            return Ok(None);
+        }
+        if let Some(kept) = self.pinned.get(&group.group) {
+            return Ok(Some(Arc::clone(kept)));
+        }
+        let mut memory = HostMemory::pageable(&self.gpu, group.staging_bytes() as usize)?;
+        let starts = read(reader, group, &mut memory, cancel)?;
+        Ok(starts.map(|starts| {
+            Arc::new(HostGroup {
+                group: group.clone(),
+                memory,
+                starts,
+                compressed: reader.compressed(group),
+                entry: None,
+            })
+        }))
     }
 
     /// Sends a group to a staging buffer on the GPU, after the work that used the buffer before; `None` when reading it

@@ -99,31 +99,25 @@ impl LoadedGroup {
         decoded: GpuSpan,
     ) -> WeightData<'_> {
         let (start, len) = (self.starts[index], tensor.bytes() as usize);
-        let coded = match (&self.compressed[index], tensor.storage) {
-            (Some(coded), Storage::Compressed(coding)) => Some((coded, coding)),
-            _ => None,
-        };
+        let compressed = self.compressed[index].as_ref();
         match &self.memory {
             DeviceBuffer::Host(pages) => {
                 let bytes: &[u8] = bytemuck::cast_slice(pages);
-                let bytes = &bytes[start..start + len];
-                match coded {
-                    Some((tensor_compressed, coding)) => WeightData::Compressed(CompressedRows {
-                        tensor: tensor_compressed,
-                        bytes,
-                        base: coding.start,
-                        first_row: tensor.first_row,
-                    }),
-                    None if self.is_interleaved && tensor.is_interleaved() => {
+                match host_tensor(&bytes[start..], compressed, tensor) {
+                    WeightData::Host(bytes) if self.is_interleaved && tensor.is_interleaved() => {
                         WeightData::Interleaved(InterleavedRows {
                             bytes,
                             first_row: 0,
                         })
                     }
-                    None => WeightData::Host(bytes),
+                    as_stored => as_stored,
                 }
             }
             on_gpu @ DeviceBuffer::Gpu(_) => {
+                let coded = match (compressed, tensor.storage) {
+                    (Some(coded), Storage::Compressed(coding)) => Some((coded, coding)),
+                    _ => None,
+                };
                 let all = on_gpu.span().part(start, len);
                 WeightData::Gpu(GpuWeight {
                     // The index lies behind the compressed bytes, in the same memory, and is no part of them.
@@ -139,6 +133,24 @@ impl LoadedGroup {
                 })
             }
         }
+    }
+}
+
+/// A tensor in host memory that begins with it, as it is stored.
+pub(super) fn host_tensor<'a>(
+    bytes: &'a [u8],
+    compressed: Option<&'a Arc<CompressedTensor>>,
+    tensor: &TensorPlan,
+) -> WeightData<'a> {
+    let bytes = &bytes[..stored_bytes(tensor)];
+    match (compressed, tensor.storage) {
+        (Some(compressed), Storage::Compressed(coding)) => WeightData::Compressed(CompressedRows {
+            tensor: compressed,
+            bytes,
+            base: coding.start,
+            first_row: tensor.first_row,
+        }),
+        _ => WeightData::Host(bytes),
     }
 }
 

@@ -85,6 +85,10 @@ pub struct ExpertStats {
     pub fetched_ahead: u64,
     /// Those that had to be read when the router chose them.
     pub missed: u64,
+    /// Those that the CPU computed beside a GPU.
+    pub computed_by_cpu: u64,
+    /// Bytes of these.
+    pub cpu_bytes: u64,
     /// Experts that were read, those that no pass has touched since included.
     pub read: u64,
 }
@@ -98,6 +102,8 @@ impl ExpertStats {
             hits: less(self.hits, before.hits),
             fetched_ahead: less(self.fetched_ahead, before.fetched_ahead),
             missed: less(self.missed, before.missed),
+            computed_by_cpu: less(self.computed_by_cpu, before.computed_by_cpu),
+            cpu_bytes: less(self.cpu_bytes, before.cpu_bytes),
             read: less(self.read, before.read),
         }
     }
@@ -109,6 +115,8 @@ impl AddAssign for ExpertStats {
         self.hits += more.hits;
         self.fetched_ahead += more.fetched_ahead;
         self.missed += more.missed;
+        self.computed_by_cpu += more.computed_by_cpu;
+        self.cpu_bytes += more.cpu_bytes;
         self.read += more.read;
     }
 }

@@ -19,8 +19,8 @@ struct VisitCounts {
 }
 
 impl ExpertVisits {
-    /// Takes in a visit of a layer that touches these experts, rising; returns how many of them its last visit touched, too.
-    pub(super) fn visit(&self, layer: usize, experts: impl Iterator<Item = usize>) -> usize {
+    /// Takes in a visit of a layer that touches these experts, rising.
+    pub(super) fn visit(&self, layer: usize, experts: impl Iterator<Item = usize>) {
         let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let touched: Vec<usize> = experts.collect();
         let last = counts.last.entry(layer).or_default();
@@ -33,7 +33,6 @@ impl ExpertVisits {
         };
         *last = touched;
         counts.touches += visit;
-        again
     }
 
     /// All that was touched so far.
@@ -50,18 +49,16 @@ mod tests {
     #[test]
     fn each_visit_is_compared_with_its_layer_s_last_one() {
         let visits = ExpertVisits::default();
-        let again: Vec<usize> = [
+        for (layer, experts) in [
             (1, vec![0, 3, 7]),
             (2, vec![0, 3, 7]),
             (1, vec![3, 4, 7]),
             (2, vec![]),
             (1, vec![0, 3]),
             (2, vec![0]),
-        ]
-        .into_iter()
-        .map(|(layer, experts)| visits.visit(layer, experts.into_iter()))
-        .collect();
-        assert_eq!(again, [0, 0, 2, 0, 1, 0]);
+        ] {
+            visits.visit(layer, experts.into_iter());
+        }
         let touches = ExpertTouches {
             visits: 6,
             touched: 12,

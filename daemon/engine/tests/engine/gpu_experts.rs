@@ -92,7 +92,8 @@ impl Mixture {
                     let of_layer = &experts[&layer];
                     let chosen = (0..of_layer.len()).filter(|&expert| chooses(layer, expert));
                     let chosen: Vec<usize> = chosen.collect();
-                    (self.streamed.weights).want_experts(layer, chosen.iter().copied());
+                    let wanted = chosen.iter().copied();
+                    (self.streamed.weights).want_experts(layer, wanted, |_| false);
                     let ends = match self.random() % 8 {
                         0 => chosen.len() / 2,
                         _ => chosen.len(),

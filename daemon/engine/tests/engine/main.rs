@@ -7,6 +7,7 @@ mod fixtures;
 mod gguf;
 mod gpu;
 mod gpu_containers;
+mod gpu_cpu_experts;
 mod gpu_experts;
 mod gpu_memory;
 mod gpu_stream;

@@ -15,10 +15,15 @@ use crate::{
 };
 
 /// An expert, and the places of its rows.
-type ExpertRows<'a> = (Range<usize>, WeightGuard<'a>);
+pub(super) type ExpertRows<'a> = (Range<usize>, WeightGuard<'a>);
 
 /// On a GPU a piece has this many times as many rows of experts as an MLP's has rows: each expert has few of them.
 const GPU_PIECE_FACTOR: usize = 8;
+
+/// The experts that rows go through, rising.
+pub(super) fn touched(routing: &Routing) -> impl Iterator<Item = usize> + Clone {
+    (0..routing.experts()).filter(|&expert| !routing.places(expert).is_empty())
+}
 
 impl Network {
     /// The mixture with its residual. What is between an expert's matrices exists for some rows at a time.
@@ -70,7 +75,8 @@ impl Network {
         )?)
     }
 
-    /// Adds to `out` what the experts of a layer make of the rows that the router gives each.
+    /// Adds to `out` what the experts of a layer make of the rows that the router gives each: those that the CPU computes beside a
+    /// GPU after the others.
     pub(super) fn add_routed(
         &self,
         ops: &Ops,
@@ -80,11 +86,43 @@ impl Network {
         x: &Activation,
         routing: &Routing,
     ) -> Result<(), EngineError> {
-        let touched = (0..routing.experts()).filter(|&expert| !routing.places(expert).is_empty());
-        weights.want_experts(layer, touched.clone());
+        let touched = touched(routing);
+        let rows: Vec<_> = (0..routing.experts())
+            .map(|expert| routing.places(expert).len())
+            .collect();
+        let Some(of_cpu) = weights.experts_of_cpu(layer, &rows) else {
+            weights.want_experts(layer, touched, |_| false);
+            self.add_acquired(ops, weights, layer, out, x, routing)?;
+            // What a plan would take that has the CPU compute some.
+            return match ops.is_dry_run_of_gpu() {
+                true => self
+                    .cpu_experts(ops, x, routing)?
+                    .add(self, weights, layer, out),
+                false => Ok(()),
+            };
+        };
+        weights.want_experts(layer, touched, |expert| of_cpu[expert]);
+        // The rows come first: afterwards the GPU would have to do all that was sent before.
+        let cpu_experts = self.cpu_experts(ops, x, &routing.only(|expert| of_cpu[expert]))?;
+        // All of the GPU's work is sent by then, and what it waits for is being copied.
+        let on_gpu = routing.only(|expert| !of_cpu[expert]);
+        self.add_acquired(ops, weights, layer, out, x, &on_gpu)?;
+        cpu_experts.add(self, weights, layer, out)
+    }
+
+    /// Adds what these experts make of their rows on the device.
+    fn add_acquired(
+        &self,
+        ops: &Ops,
+        weights: &Residency,
+        layer: usize,
+        out: &mut Activation,
+        x: &Activation,
+        routing: &Routing,
+    ) -> Result<(), EngineError> {
         // In their order, which a row's sum follows, and as many together as are there: what is missing is brought meanwhile.
         let mut ready: Vec<ExpertRows<'_>> = Vec::new();
-        for expert in touched {
+        for expert in touched(routing) {
             let group = WeightGroup::Expert(layer, expert);
             let guard = match try_acquire(ops, weights, group) {
                 Some(guard) => guard,
@@ -102,7 +140,7 @@ impl Network {
 
     /// Adds what experts make of their rows, which lie behind one another. Rows go together by their places among those of all
     /// experts, whichever experts these are: what a GPU makes of a row depends on how many of its expert's go with it.
-    fn add_experts(
+    pub(super) fn add_experts(
         &self,
         ops: &Ops,
         hidden: &mut Activation,

@@ -10,7 +10,7 @@ use sluice_cuda::{Gpu, StreamMark};
 
 use super::{
     super::{
-        link::{CopyMarks, LinkShare},
+        link::{CopyMarks, HostGroup, LinkShare},
         reader::LoadedGroup,
         stats::{ExpertStats, StreamStats},
         transfer::{FreeBuffer, Transfers, mark_after_use},
@@ -49,6 +49,10 @@ pub(super) struct CacheState {
     pub(super) last_visit: Option<Instant>,
     /// The place of the next expert to read into pinned memory while nothing else is to be done.
     pub(super) next_to_pin: usize,
+    /// Experts in host memory that the CPU computes, as far as it has asked for them.
+    pub(super) on_host: BTreeMap<usize, Arc<HostGroup>>,
+    /// One that it waits for.
+    pub(super) wanted_on_host: Option<usize>,
     /// What the last visit of each layer came to.
     pub(super) last_visits: Vec<ExpertStats>,
 }

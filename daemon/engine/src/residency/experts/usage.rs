@@ -71,12 +71,14 @@ impl ExpertUsage {
         self.layers[layer].places.start
     }
 
-    /// Takes in a visit of a layer that touches these experts; its last visit touched `again` of them, too.
-    pub(super) fn visit(&mut self, layer: usize, touched: &[usize], again: usize) {
+    /// Takes in a visit of a layer that touches these experts.
+    pub(super) fn visit(&mut self, layer: usize, touched: &[usize]) {
         self.at = layer;
         let usage = &mut self.layers[layer];
         // Nothing is known of a visit before the cache was there.
         if usage.touched > 0 {
+            let was_touched = |place: &&usize| self.last[**place] == usage.visits;
+            let again = touched.iter().filter(was_touched).count();
             usage.kept = f64::midpoint(usage.kept, again as f64 / usage.touched as f64);
         }
         usage.touched = touched.len();
@@ -128,9 +130,9 @@ mod tests {
         let mut usage = ExpertUsage::new([4, 4, 4]);
         for layer in 0..3 {
             let first = usage.first(layer);
-            usage.visit(layer, &[first, first + 1], 0);
+            usage.visit(layer, &[first, first + 1]);
         }
-        usage.visit(0, &[0, 2], 1);
+        usage.visit(0, &[0, 2]);
         // Of the present layer 1 wasn't touched this time, 3 never; then its own, which come after a round, the last first.
         let mut left: Vec<usize> = (0..12).collect();
         let mut order = Vec::new();
@@ -145,20 +147,20 @@ mod tests {
     fn only_what_stays_alike_is_expected() {
         let mut usage = ExpertUsage::new([4, 4]);
         let none = [0; 0];
-        let mut visit = |layer: usize, experts: [usize; 2], again: usize| {
+        let mut visit = |layer: usize, experts: [usize; 2]| {
             let first = usage.first(layer);
-            usage.visit(layer, &experts.map(|expert| first + expert), again);
+            usage.visit(layer, &experts.map(|expert| first + expert));
             usage.expected(1).collect::<Vec<_>>()
         };
-        assert_eq!(visit(0, [0, 1], 0), none);
-        assert_eq!(visit(1, [0, 1], 0), none);
+        assert_eq!(visit(0, [0, 1]), none);
+        assert_eq!(visit(1, [0, 1]), none);
         for _ in 0..2 {
-            visit(0, [0, 1], 2);
-            visit(1, [0, 1], 2);
+            visit(0, [0, 1]);
+            visit(1, [0, 1]);
         }
-        assert_eq!(visit(0, [0, 1], 2), [4, 5]);
+        assert_eq!(visit(0, [0, 1]), [4, 5]);
         // The other layer's visits differ, so that it is not read ahead.
-        visit(1, [2, 3], 0);
-        assert_eq!(visit(0, [0, 1], 2), none);
+        visit(1, [2, 3]);
+        assert_eq!(visit(0, [0, 1]), none);
     }
 }
