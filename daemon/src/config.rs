@@ -255,6 +255,7 @@ impl Config {
             embedding: self.embedding.value,
             max_slowdown: self.max_slowdown.value.0,
             kv_cache_format: self.kv_cache_format.value,
+            cpu_experts: self.cpu_experts.value,
             // Mixes belong to one model each: a daemon takes the latest of the one that it loads.
             mix: None,
             resolved_mix: None,

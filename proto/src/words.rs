@@ -4,7 +4,7 @@ use std::fmt;
 
 use sluice_shared::{
     decoding::CanvasGrowth,
-    level::{EmbeddingPlacement, KvCacheFormat, Level},
+    level::{CpuExperts, EmbeddingPlacement, KvCacheFormat, Level},
     preset::Preset,
     prior::PriorSolver,
     pruning::PruneScore,
@@ -39,6 +39,7 @@ macro_rules! same_values {
 
 same_values!(Level as Level: Off = Off, Standard = Standard, Mild = Mild, Moderate = Moderate, Aggressive = Aggressive, Optimized = Optimized, Auto = Auto);
 same_values!(EmbeddingPlacement as EmbeddingPlacement: Auto = Auto, Host = Host, Device = Device);
+same_values!(CpuExperts as CpuExperts: Off = Off, Auto = Auto);
 same_values!(KvCacheFormat as KvCacheFormat: Auto = Auto, F32 = F32, Bf16 = Bf16, Q80 = Q8_0, Q50 = Q5_0, Q40 = Q4_0);
 same_values!(DecodingPreset as Preset: Exact = Exact, Quality = Quality, Balanced = Balanced, Fast = Fast, Auto = Auto);
 same_values!(Remasking as Remasking: LowConfidence = LowConfidence, Random = Random, Margin = Margin, Entropy = Entropy);
@@ -89,6 +90,13 @@ mod tests {
             assert_eq!(
                 (wire.to_string(), wire.checked()),
                 (place.name().to_owned(), Some(place))
+            );
+        }
+        for value in CpuExperts::ALL {
+            let wire = v1::CpuExperts::from(value);
+            assert_eq!(
+                (wire.to_string(), wire.checked()),
+                (value.name().to_owned(), Some(value))
             );
         }
         for kv in KvCacheFormat::ALL {

@@ -35,6 +35,9 @@ pub fn lines(plan: &Plan) -> Vec<String> {
     if let Some(experts) = experts(plan) {
         fact("experts", experts);
     }
+    if let Some(cpu) = cpu_experts(plan) {
+        fact("on the CPU", cpu);
+    }
     if let Some(time) = &plan.switch_estimate {
         fact("switch", switch_estimate(time));
     }
@@ -207,9 +210,25 @@ pub fn experts(plan: &Plan) -> Option<String> {
         true => "measured",
         false => "by figures published for LLaDA2.0-mini",
     };
+    let by_cpu = match experts.gpu_experts {
+        Some(_) => format!(", has the CPU compute {:.1}", experts.computed_by_cpu),
+        None => String::new(),
+    };
     Some(format!(
-        "a pass touches {:.1} of a layer's {} experts and reads {:.1} ({source})",
+        "a pass touches {:.1} of a layer's {} experts{by_cpu} and reads {:.1} ({source})",
         experts.touched, experts.count, experts.read
+    ))
+}
+
+/// Which experts the CPU computes beside a GPU, and in how much host memory; `None`: none.
+#[must_use]
+pub fn cpu_experts(plan: &Plan) -> Option<String> {
+    let experts = plan.experts.as_ref()?;
+    let (on_gpu, rows) = (experts.gpu_experts?, experts.cpu_rows_max.unwrap_or(0));
+    Some(format!(
+        "a layer's experts beyond {on_gpu} that have at most {}, in {} of host memory; answers are not exact",
+        counted(rows, "row"),
+        units::bytes(experts.cpu_bytes)
     ))
 }
 

@@ -91,6 +91,48 @@ impl FromStr for EmbeddingPlacement {
     }
 }
 
+/// Whether the CPU computes some of a mixture's experts beside a GPU that has no room for all of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum CpuExperts {
+    /// Never: all are computed by the GPU, whose sums the answers have.
+    #[default]
+    Off,
+    /// Those with few rows, where that is predicted to be faster than copying them. Sums differ from the GPU's by rounding, so no
+    /// answer counts as exact.
+    Auto,
+}
+
+impl CpuExperts {
+    /// Every value, the default first.
+    pub const ALL: [Self; 2] = [Self::Off, Self::Auto];
+
+    /// The name that people type.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Auto => "auto",
+        }
+    }
+}
+
+impl fmt::Display for CpuExperts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for CpuExperts {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let known = Self::ALL.into_iter().find(|value| value.name() == text);
+        known.ok_or_else(|| {
+            format!("unknown value {text:?} for experts on the CPU; known are off, auto")
+        })
+    }
+}
+
 /// The format of an autoregressive model's KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum KvCacheFormat {

@@ -3,7 +3,7 @@
 use std::{fmt, str::FromStr};
 
 use crate::{
-    level::{EmbeddingPlacement, KvCacheFormat, Level, MAX_SLOWDOWN},
+    level::{CpuExperts, EmbeddingPlacement, KvCacheFormat, Level, MAX_SLOWDOWN},
     mix::MixId,
     units,
 };
@@ -34,6 +34,10 @@ pub struct PlanOptions {
     /// computes in
     #[cfg_attr(feature = "clap", arg(long, value_name = "FORMAT"))]
     pub kv_cache_format: Option<KvCacheFormat>,
+    /// Whether the CPU computes some of a mixture's experts beside a GPU without room for all: off, or auto for where that is
+    /// faster; answers are not called exact then
+    #[cfg_attr(feature = "clap", arg(long, value_name = "WHEN"))]
+    pub cpu_experts: Option<CpuExperts>,
     /// Mix that level optimized computes with, such as 3f2a91c4: one that `sluice optimize` made, by default the latest
     #[cfg_attr(feature = "clap", arg(long, value_name = "ID"))]
     pub mix: Option<MixId>,
@@ -49,6 +53,7 @@ impl PlanOptions {
             embedding: self.embedding.or(other.embedding),
             max_slowdown: self.max_slowdown.or(other.max_slowdown),
             kv_cache_format: self.kv_cache_format.or(other.kv_cache_format),
+            cpu_experts: self.cpu_experts.or(other.cpu_experts),
             mix: self.mix.or(other.mix),
         }
     }
@@ -67,6 +72,7 @@ impl PlanOptions {
             self.embedding.map(|place| place.to_string()),
             self.max_slowdown.map(|factor| factor.to_string()),
             self.kv_cache_format.map(|format| format.to_string()),
+            self.cpu_experts.map(|value| value.to_string()),
             self.mix.map(|mix| mix.to_string()),
         ];
         let values = NAMES.into_iter().zip(values);
@@ -89,12 +95,13 @@ impl PlanOptions {
 }
 
 /// The options' names as flags, in their order.
-const NAMES: [&str; 6] = [
+const NAMES: [&str; 7] = [
     "level",
     "budget",
     "embedding",
     "max-slowdown",
     "kv-cache-format",
+    "cpu-experts",
     "mix",
 ];
 
@@ -170,6 +177,8 @@ pub struct PlanSettings {
     pub max_slowdown: f64,
     /// Format of an autoregressive model's KV cache, from the next request on.
     pub kv_cache_format: KvCacheFormat,
+    /// Whether the CPU computes some of a mixture's experts beside a GPU.
+    pub cpu_experts: CpuExperts,
     /// The mix of [`Level::Optimized`] that was named; `None`: the latest.
     pub mix: Option<MixId>,
     /// The one that was the latest when the level came into force with none named: plans keep to it, whatever is made later.
@@ -191,6 +200,7 @@ impl From<PlanOptions> for PlanSettings {
             embedding: options.embedding.unwrap_or_default(),
             max_slowdown: options.max_slowdown.unwrap_or(MAX_SLOWDOWN),
             kv_cache_format: options.kv_cache_format.unwrap_or_default(),
+            cpu_experts: options.cpu_experts.unwrap_or_default(),
             mix: options.mix,
             resolved_mix: None,
         }
@@ -206,6 +216,7 @@ impl From<PlanSettings> for PlanOptions {
             embedding: Some(settings.embedding),
             max_slowdown: Some(settings.max_slowdown),
             kv_cache_format: Some(settings.kv_cache_format),
+            cpu_experts: Some(settings.cpu_experts),
             mix: settings.effective_mix(),
         }
     }
@@ -299,6 +310,7 @@ mod tests {
             embedding: Some(EmbeddingPlacement::Host),
             max_slowdown: Some(2.0),
             kv_cache_format: Some(KvCacheFormat::Q8_0),
+            cpu_experts: Some(CpuExperts::Auto),
             mix: Some(MixId::of_hash(7)),
         }
     }
@@ -313,9 +325,10 @@ mod tests {
             embedding: Some(EmbeddingPlacement::Device),
             max_slowdown: Some(3.0),
             kv_cache_format: Some(KvCacheFormat::F32),
+            cpu_experts: Some(CpuExperts::Off),
             mix: Some(MixId::of_hash(8)),
         };
-        // Each of the six is said by one, by the other, by both or by neither.
+        // Each of them is said by one, by the other, by both or by neither.
         for (first, second, expected) in [
             (all(), others, all()),
             (all(), nothing, all()),

@@ -63,14 +63,22 @@ pub fn switching(snapshot: &Snapshot) -> Option<String> {
     Some(words)
 }
 
-/// Where the experts were that passes touched: `80 % cached, 15 % read ahead, 5 % waited for`.
+/// Where the experts were that passes touched: `80 % cached, 15 % read ahead, 5 % waited for`, and what of them the CPU computed
+/// beside a GPU.
 #[must_use]
 pub fn expert_hits(counts: &ExpertCounts) -> String {
     let share = |part: u64| 100.0 * part as f64 / counts.touched.max(1) as f64;
-    format!(
+    let mut words = format!(
         "{:.0} % cached, {:.0} % read ahead, {:.0} % waited for",
         share(counts.hits),
         share(counts.fetched_ahead),
         share(counts.missed)
-    )
+    );
+    if counts.computed_by_cpu > 0 {
+        words += &format!(
+            ", {:.0} % computed by the CPU",
+            share(counts.computed_by_cpu)
+        );
+    }
+    words
 }

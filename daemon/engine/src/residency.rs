@@ -29,7 +29,7 @@ use sluice_ops::{
     device::{Device, DeviceBuffer},
     ledger::Ledger,
 };
-use sluice_plan::{CpuExperts, Plan, StagingBuffers};
+use sluice_plan::{ExpertSplit, Plan, StagingBuffers};
 use sluice_weights::{
     KeptKvHeads, Storage, TensorPart, TensorPlan, Tier, Weight, WeightData, WeightFormat,
     WeightGroup, WeightGroupPlan, layout,
@@ -60,7 +60,7 @@ pub struct Residency {
     experts: Option<ExpertCache>,
     visits: ExpertVisits,
     /// Which experts the CPU computes beside a GPU.
-    cpu_experts: Option<CpuExperts>,
+    cpu_experts: Option<ExpertSplit>,
     /// The stream's link to a GPU, while no stream holds it.
     link: Option<GpuLink>,
     /// The expert cache's link, while no cache holds it.
@@ -315,9 +315,18 @@ impl Residency {
         of_cpu.contains(&true).then_some(of_cpu)
     }
 
-    /// Has the CPU compute experts from the next pass on, as a plan says.
-    pub fn set_cpu_experts(&mut self, split: Option<CpuExperts>) {
-        self.cpu_experts = split;
+    /// Has the CPU compute experts from the next pass on, as a plan says. Whoever kept keys and values hears of it, as of other
+    /// weights.
+    pub(crate) fn set_cpu_experts(&mut self, split: Option<ExpertSplit>) {
+        if self.cpu_experts != split {
+            self.cpu_experts = split;
+            self.weights_version += 1;
+        }
+    }
+
+    /// Whether the CPU computes experts beside a GPU, so that results are not as exact as the weights.
+    pub(crate) fn has_cpu_experts(&self) -> bool {
+        self.cpu_experts.is_some()
     }
 
     /// Waits for an expert that the CPU computes beside a GPU.

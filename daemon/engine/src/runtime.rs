@@ -359,11 +359,12 @@ impl Engine {
     }
 
     /// Whether matmuls with weights of this plan are exact up to float order: not where rows are rounded for some of them, to 8
-    /// bits or on the CPU to bf16.
+    /// bits or on the CPU to bf16, nor where the CPU computes some beside a GPU.
     #[must_use]
     pub fn has_exact_matmul(&self, plan: &Plan) -> bool {
         let mut tensors = plan.groups.iter().flat_map(|group| &group.tensors);
-        tensors.all(|tensor| !ops::rounds_rows(self.device(), tensor.storage.format()))
+        plan.cpu_experts.is_none()
+            && tensors.all(|tensor| !ops::rounds_rows(self.device(), tensor.storage.format()))
     }
 
     /// The present model.

@@ -12,6 +12,8 @@ pub struct Rates {
     pub link_bytes_per_s: Option<f64>,
     /// The time of `Ops::linear`, by format.
     pub linear: Vec<LinearRate>,
+    /// The same of the CPU beside a GPU, with weights as files have them; empty where the CPU is the device.
+    pub host_linear: Vec<LinearRate>,
     /// Seconds to decompress an element, by scheme: of one thread, or of a whole GPU.
     pub decompress: Vec<(Scheme, f64)>,
     /// Share of the processors that other programs had during the measurement, from 0 to 1.
@@ -79,6 +81,12 @@ impl Rates {
     #[must_use]
     pub fn linear(&self, format: Format) -> Option<&LinearRate> {
         self.linear.iter().find(|rate| rate.format == format)
+    }
+
+    /// The rate of a format on the CPU beside a GPU; `None` where it was not measured.
+    #[must_use]
+    pub fn host_linear(&self, format: Format) -> Option<&LinearRate> {
+        self.host_linear.iter().find(|rate| rate.format == format)
     }
 
     /// Seconds to decompress an element, by one thread or a whole GPU; `None` where it was not measured.

@@ -216,6 +216,9 @@ impl Ops {
     /// Gives back the memory that was reserved for activations.
     pub fn release(&self) {
         self.pool.clear();
+        if let Some(host) = self.host.get() {
+            host.release();
+        }
     }
 
     /// As [`Ops::release`], and the scratch memory's pages, while nothing is computed: their ledger entries stay.
@@ -223,6 +226,9 @@ impl Ops {
         self.release();
         if let Backend::Cpu(cpu) = &self.backend {
             cpu.rest();
+        }
+        if let Some(host) = self.host.get() {
+            host.rest();
         }
     }
 

@@ -82,18 +82,28 @@ fn try_measure(ops: &Ops) -> Result<Rates, OpsError> {
     bytemuck::cast_slice_mut(&mut memory).fill(FILL_BYTE);
     let copy_bytes_per_s =
         measure_copy(bytemuck::cast_slice_mut(&mut memory)).map_err(OpsError::Probe)?;
-    // A GPU's probe needs its own memory only.
-    if let Some(gpu) = ops.device().gpu() {
-        drop(memory);
-        return measure_gpu(ops, gpu, copy_bytes_per_s);
-    }
     // The same memory serves every format: `FILL_BYTE` makes finite values in each.
-    let linear = measure_linear(ops, WeightData::Host(bytemuck::cast_slice(&memory)))?;
+    let bytes: &[u8] = bytemuck::cast_slice(&memory);
+    if let Some(gpu) = ops.device().gpu() {
+        // What the CPU multiplies beside a GPU lies as files have it.
+        let host = ops.host()?;
+        let host_linear = measure_linear(host, bytes, false)?;
+        host.release();
+        // A GPU's probe needs its own memory only.
+        drop(memory);
+        let rates = measure_gpu(ops, gpu, copy_bytes_per_s)?;
+        return Ok(Rates {
+            host_linear,
+            ..rates
+        });
+    }
+    let linear = measure_linear(ops, bytes, ops.device().interleaves_weights())?;
     ops.release();
     Ok(Rates {
         copy_bytes_per_s,
         link_bytes_per_s: None,
         linear,
+        host_linear: Vec::new(),
         decompress: measure_decompress(),
         others_share: 0.0,
         convert: measure_convert(),
@@ -115,6 +125,7 @@ fn measure_gpu(ops: &Ops, gpu: &Gpu, copy_bytes_per_s: f64) -> Result<Rates, Ops
         copy_bytes_per_s,
         link_bytes_per_s: Some(link.pinned_to_device),
         linear: linear?,
+        host_linear: Vec::new(),
         decompress: gpu::measure_decompress(ops, gpu, decoded.on_gpu())?,
         others_share: 0.0,
         convert: measure_convert(),
@@ -236,7 +247,8 @@ fn measure_convert() -> Vec<(Format, f64)> {
     CONVERTED.map(measure).to_vec()
 }
 
-fn measure_linear(ops: &Ops, memory: WeightData<'_>) -> Result<Vec<LinearRate>, OpsError> {
+/// Seconds that a matmul takes for a weight, by format, with rows that lie beside each other where they can.
+fn measure_linear(ops: &Ops, bytes: &[u8], interleaves: bool) -> Result<Vec<LinearRate>, OpsError> {
     let mut rates = unknown(POINT_ROWS);
     let start = Instant::now();
     for round in 0..ROUNDS_MAX {
@@ -245,7 +257,7 @@ fn measure_linear(ops: &Ops, memory: WeightData<'_>) -> Result<Vec<LinearRate>, 
         }
         for rate in &mut rates {
             for (rows, fastest) in &mut rate.points {
-                *fastest = fastest.min(time_weight(ops, rate.format, *rows, memory)?);
+                *fastest = fastest.min(time_weight(ops, rate.format, *rows, (bytes, interleaves))?);
             }
         }
     }
@@ -277,23 +289,19 @@ fn time_weight(
     ops: &Ops,
     format: Format,
     rows: usize,
-    memory: WeightData<'_>,
+    (bytes, interleaves): (&[u8], bool),
 ) -> Result<f64, OpsError> {
     let (outputs, width) = match rows {
         1 => large(format),
         _ => (SMALL_SIDE, SMALL_SIDE),
     };
-    let memory = match memory {
+    let memory = match interleaves && format.interleaves(width) {
         // Every byte is the same, so that no order has to be made: as weights lie that stay in memory.
-        WeightData::Host(bytes)
-            if ops.device().interleaves_weights() && format.interleaves(width) =>
-        {
-            WeightData::Interleaved(InterleavedRows {
-                bytes: &bytes[..format.bytes(outputs * width)],
-                first_row: 0,
-            })
-        }
-        _ => memory,
+        true => WeightData::Interleaved(InterleavedRows {
+            bytes: &bytes[..format.bytes(outputs * width)],
+            first_row: 0,
+        }),
+        false => WeightData::Host(bytes),
     };
     let weight = weight(format, (outputs, width), memory);
     let x = ops.probe_rows(rows, &weight)?;

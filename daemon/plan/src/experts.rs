@@ -2,6 +2,8 @@
 
 use sluice_weights::ExpertShape;
 
+use super::cpu_experts::ExpertSplit;
+
 /// What passes over one model touch of its experts.
 ///
 /// If each row chose at random, `n` rows would touch `1 - (1 - k/E)^n` of `E` experts. Rows of one text choose alike, as if there were
@@ -54,11 +56,15 @@ impl ExpertProfile {
     /// Experts of a layer that a pass over so many rows has to read, if a cache keeps `slots` of the layer's.
     #[must_use]
     pub fn read(&self, experts: &ExpertShape, rows: usize, slots: f64) -> f64 {
+        self.read_of(experts, self.touched(experts, rows), slots)
+    }
+
+    /// The same, if passes touch so many of a layer's experts.
+    fn read_of(&self, experts: &ExpertShape, touched: f64, slots: f64) -> f64 {
         let most = experts.count as f64;
         if slots >= most {
             return 0.0;
         }
-        let touched = self.touched(experts, rows);
         let new = self.turnover * touched;
         // What the cache holds beyond a pass's experts was touched by others before, and may be touched again.
         let beyond = ((slots - touched) / (most - touched).max(1.0)).clamp(0.0, 1.0);
@@ -96,7 +102,9 @@ pub struct ExpertFigures {
     pub count: usize,
     /// Those that the pass's rows go through.
     pub touched: f64,
-    /// Of these, the ones that it has to read.
+    /// Of these, the ones that the CPU computes beside a GPU.
+    pub of_cpu: f64,
+    /// Of the others, the ones that it has to read.
     pub read: f64,
     /// Whether passes over the model have told.
     pub is_measured: bool,
@@ -119,10 +127,20 @@ impl PlannedExperts {
         self.profile.touched(&self.shape, rows) / self.shape.count as f64
     }
 
+    /// How many of a layer's experts the CPU computes of those that a pass over so many rows touches.
+    pub(super) fn of_cpu(&self, rows: usize, split: Option<ExpertSplit>) -> f64 {
+        let touched = self.profile.touched(&self.shape, rows);
+        let rows_each = (rows * self.shape.per_token) as f64 / touched;
+        // As if all had as many rows: those that have fewest have less than that.
+        let split = split.filter(|split| rows_each <= split.rows_max as f64);
+        split.map_or(0.0, |split| (touched - split.on_gpu as f64).max(0.0))
+    }
+
     /// The share of a layer's experts that a pass over so many rows reads, where this share of all experts has a slot.
-    pub(super) fn read_share(&self, rows: usize, slots: f64) -> f64 {
+    pub(super) fn read_share(&self, rows: usize, slots: f64, split: Option<ExpertSplit>) -> f64 {
         let count = self.shape.count as f64;
-        self.profile.read(&self.shape, rows, slots * count) / count
+        let on_gpu = self.profile.touched(&self.shape, rows) - self.of_cpu(rows, split);
+        (self.profile).read_of(&self.shape, on_gpu, slots * count) / count
     }
 }
 

@@ -19,7 +19,7 @@ use std::collections::HashMap;
 use sluice_formats::Format;
 use sluice_machine::MemoryKind;
 use sluice_shared::{
-    level::{KvCacheFormat, Level},
+    level::{CpuExperts, KvCacheFormat, Level},
     options::ResolvedPlanSettings,
     units,
 };
@@ -29,7 +29,7 @@ use sluice_weights::{
 
 pub use self::{
     corrections::TimeCorrections,
-    cpu_experts::CpuExperts,
+    cpu_experts::ExpertSplit,
     decompressed::MLP_ROWS,
     experts::{ExpertFigures, ExpertProfile, LearnedExperts, PlannedExperts},
     kv_cache::{compute_format, resolve_canvas_kv_cache_format, resolve_kv_cache_format},
@@ -323,10 +323,21 @@ pub struct WorkingMemory {
     pub scratch_bytes: u64,
     /// Rows that go through an MLP together; 0: all of a pass.
     pub mlp_rows: usize,
+    /// Host memory, beside a GPU's, where the CPU computes experts.
+    pub host: HostWorkingMemory,
+}
+
+/// Host memory of what the CPU computes beside a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct HostWorkingMemory {
+    /// Activations of the workload.
+    pub activation_bytes: u64,
+    /// Scratch memory of all threads.
+    pub scratch_bytes: u64,
 }
 
 impl WorkingMemory {
-    /// The sum of all these.
+    /// The sum of all these that is the device's.
     #[must_use]
     pub fn total_bytes(&self) -> u64 {
         self.context_bytes
@@ -378,7 +389,7 @@ pub struct Plan {
     /// What passes touch of a mixture's experts; `None` without a mixture.
     pub experts: Option<PlannedExperts>,
     /// Which of them the CPU computes beside a GPU; `None`: none.
-    pub cpu_experts: Option<CpuExperts>,
+    pub cpu_experts: Option<ExpertSplit>,
     /// The predicted time of a pass; `None` where the machine's rates are not known.
     pub pass: Option<PassTime>,
     /// Other levels that would store exactly the same weights. Without `off`, which is the same as `standard` in this.
@@ -488,6 +499,9 @@ impl Plan {
         if input.choices.decompresses() {
             plan.decompress_where_it_pays(input);
         }
+        if input.choices.settings.cpu_experts == CpuExperts::Auto {
+            plan.cpu_experts = plan.faster_on_cpu(input);
+        }
         plan.pass = plan.time(input.shape, &input.workload, input.machine);
         Ok(plan)
     }
@@ -549,6 +563,7 @@ impl Plan {
             mlp_rows: self.working.mlp_rows,
             experts: time::planned_experts(shape, workload, machine),
             cached_experts: self.cached_experts(),
+            cpu_experts: self.cpu_experts,
             machine,
         }
     }
@@ -563,6 +578,13 @@ impl Plan {
     #[must_use]
     pub fn peak_bytes(&self) -> u64 {
         self.weight_bytes() + self.working.total_bytes()
+    }
+
+    /// Bytes of host memory, beside the peak, in which the CPU computes experts.
+    #[must_use]
+    pub fn cpu_expert_bytes(&self) -> u64 {
+        let host = self.working.host;
+        (self.cpu_experts).map_or(0, |_| host.activation_bytes + host.scratch_bytes)
     }
 
     /// Most bytes of the device's memory that the driver counts at once: the peak, with what it takes besides.
@@ -597,7 +619,7 @@ impl Plan {
             groups.into_iter().map(WeightGroupPlan::bytes).sum()
         };
         let read_share = self.experts.map_or(1.0, |experts| {
-            experts.read_share(experts.rows, self.cached_experts())
+            experts.read_share(experts.rows, self.cached_experts(), self.cpu_experts)
         });
         bytes(others) + (bytes(experts) as f64 * read_share) as u64
     }
@@ -615,8 +637,12 @@ impl Plan {
         Some(ExpertFigures {
             count: shape.count,
             touched: profile.touched(&shape, rows),
+            of_cpu: experts.of_cpu(rows, self.cpu_experts),
             read: match is_streamed {
-                true => experts.read_share(rows, self.cached_experts()) * shape.count as f64,
+                true => {
+                    let share = experts.read_share(rows, self.cached_experts(), self.cpu_experts);
+                    share * shape.count as f64
+                }
                 false => 0.0,
             },
             is_measured: profile.is_measured,

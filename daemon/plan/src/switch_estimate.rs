@@ -154,6 +154,7 @@ mod tests {
             copy_bytes_per_s: 4e9,
             link_bytes_per_s: None,
             linear: Vec::new(),
+            host_linear: Vec::new(),
             decompress: Vec::new(),
             others_share: 0.0,
             compress_s: 10e-9,

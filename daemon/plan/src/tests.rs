@@ -1,11 +1,12 @@
 //! Plans for published shapes and for random ones.
 
+mod cpu_experts;
+
 use std::collections::HashSet;
 
 use proptest::prelude::*;
 use sluice_checkpoint::family::PublishedShape;
 use sluice_codec::Scheme;
-
 use sluice_formats::{DType, Format};
 use sluice_machine::{DiskBandwidth, GpuProfile, LinearRate, MemoryStats, Profile, Rates};
 use sluice_shared::options::PlanSettings;
@@ -259,6 +260,7 @@ fn bus_rates() -> Rates {
         copy_bytes_per_s: 8e9,
         link_bytes_per_s: Some(16e9),
         linear: linear.to_vec(),
+        host_linear: Vec::new(),
         decompress: Vec::new(),
         others_share: 0.0,
         compress_s: 0.0,
@@ -614,6 +616,7 @@ fn a_shared_pass_takes_no_longer_than_as_many_of_the_longest() {
             copy_bytes_per_s: 1e9,
             link_bytes_per_s: None,
             linear: linear.to_vec(),
+            host_linear: Vec::new(),
             decompress: Vec::new(),
             others_share: 0.0,
             compress_s: 0.0,
@@ -630,6 +633,7 @@ fn a_shared_pass_takes_no_longer_than_as_many_of_the_longest() {
             mlp_rows: 512,
             experts: None,
             cached_experts: 0.0,
+            cpu_experts: None,
             machine: &machine,
         };
         time::predict(&all, &asked).unwrap().total_s()
@@ -652,6 +656,7 @@ fn what_is_streamed_takes_as_long_as_the_limit_wants() {
             copy_bytes_per_s: 4e9,
             link_bytes_per_s: None,
             linear: linear.to_vec(),
+            host_linear: Vec::new(),
             decompress: Vec::new(),
             others_share: 0.0,
             compress_s: 0.0,
@@ -817,6 +822,7 @@ fn a_turn_of_2048_rows_decodes_an_mlp_once() {
                 mlp_rows,
                 experts: None,
                 cached_experts: 0.0,
+                cpu_experts: None,
                 machine: &machine(decode_s),
             };
             time::predict(&groups, &asked).unwrap().compute_s
@@ -842,6 +848,7 @@ fn what_there_is_room_for_is_decoded_where_that_pays() {
                 copy_bytes_per_s: 1e9,
                 link_bytes_per_s: None,
                 linear: linear.to_vec(),
+                host_linear: Vec::new(),
                 decompress: vec![(Scheme::Huffman, decode_s)],
                 others_share: 0.0,
                 compress_s: 0.0,

@@ -19,6 +19,7 @@ use sluice_weights::{
 use super::{
     Workload,
     corrections::{PassKind, TimeCorrections},
+    cpu_experts::{ExpertSplit, HostTimes},
     experts::PlannedExperts,
     pass_time::PassTime,
 };
@@ -97,6 +98,7 @@ impl Machine {
 }
 
 /// What a prediction needs besides the weight groups.
+#[derive(Clone, Copy)]
 pub(super) struct TimingInput<'a> {
     pub(super) level: Level,
     pub(super) shape: &'a Shape,
@@ -107,6 +109,8 @@ pub(super) struct TimingInput<'a> {
     pub(super) experts: Option<PlannedExperts>,
     /// Share of the streamed experts that have a slot of the expert cache.
     pub(super) cached_experts: f64,
+    /// Which experts the CPU computes beside a GPU.
+    pub(super) cpu_experts: Option<ExpertSplit>,
     pub(super) machine: &'a Machine,
 }
 
@@ -123,7 +127,7 @@ pub(super) fn predict(groups: &[WeightGroupPlan], input: &TimingInput<'_>) -> Op
 
 impl TimingInput<'_> {
     /// Rows that the layers compute.
-    fn rows(&self) -> usize {
+    pub(super) fn rows(&self) -> usize {
         usual_rows(self.shape, self.workload)
     }
 }
@@ -171,11 +175,15 @@ fn by_rates(groups: &[WeightGroupPlan], input: &TimingInput<'_>) -> Option<PassT
     // Of experts, the part that passes touch and the cache does not have; the first pass finds it empty.
     let expert_shares = input.experts.map_or((1.0, 1.0), |experts| {
         let rows = input.rows();
-        let read_share = experts.read_share(rows, input.cached_experts);
+        let read_share = experts.read_share(rows, input.cached_experts, input.cpu_experts);
         (read_share, experts.touched_share(rows))
     });
+    let mut host_times = HostTimes::new(input);
     for group in groups {
-        time.compute_s += compute_s(group, input)?;
+        match &mut host_times {
+            Some(times) if group.group.is_expert() => times.add(group, compute_s(group, input)?)?,
+            _ => time.compute_s += compute_s(group, input)?,
+        }
         if !group.is_streamed() {
             continue;
         }
@@ -224,6 +232,9 @@ fn by_rates(groups: &[WeightGroupPlan], input: &TimingInput<'_>) -> Option<PassT
             time.copy_s += busy_s / machine.device.threads as f64;
         }
         time.reader_s += read_s + pause_s;
+    }
+    if let Some(times) = host_times {
+        time.compute_s += times.experts_s(rates.link_bytes_per_s?);
     }
     // Copies wait for the reader in any case: a pass is no shorter than either.
     if is_gpu {
@@ -383,7 +394,7 @@ fn linear(group: WeightGroup, tensor: &TensorPlan, input: &TimingInput<'_>) -> O
 }
 
 /// How many rows an expert has that has any, and how many of the experts do.
-fn expert_rows(experts: &PlannedExperts, rows: usize) -> (usize, f64) {
+pub(super) fn expert_rows(experts: &PlannedExperts, rows: usize) -> (usize, f64) {
     let PlannedExperts { shape, profile, .. } = experts;
     let touched = profile.touched(shape, rows);
     match touched > 0.0 {

@@ -9,7 +9,7 @@ use std::{
 
 use sluice_hub::Access;
 use sluice_shared::{
-    level::{EmbeddingPlacement, KvCacheFormat, Level},
+    level::{CpuExperts, EmbeddingPlacement, KvCacheFormat, Level},
     options::Budget,
     preset::Preset,
 };
@@ -354,6 +354,14 @@ settings! {
         value: "FORMAT",
         form: Text,
         built_in: Is("auto"),
+    }
+
+    /// Whether the CPU computes some of a mixture's experts beside a GPU without room for all: off, or auto for where that is faster;
+    /// answers are not called exact then
+    cpu_experts: CpuExperts {
+        value: "WHEN",
+        form: Text,
+        built_in: Is("off"),
     }
 
     /// Default quality preset for requests that don't set one: exact, quality, balanced, fast or auto; `sluice generate --help`

@@ -77,6 +77,10 @@ pub fn summary(plan: &Plan, model: &str) -> v1::Plan {
             touched: figures.touched,
             read: figures.read,
             is_measured: figures.is_measured,
+            computed_by_cpu: figures.of_cpu,
+            gpu_experts: plan.cpu_experts.map(|split| split.on_gpu as u32),
+            cpu_rows_max: plan.cpu_experts.map(|split| split.rows_max as u32),
+            cpu_bytes: plan.cpu_expert_bytes(),
         }),
         memory: memory
             .filter(|(kind, bytes)| super::gpu::is_known(*kind, *bytes))
@@ -199,6 +203,8 @@ pub fn expert_counts(stats: &ExpertStats) -> Option<v1::ExpertCounts> {
         hits: stats.hits,
         fetched_ahead: stats.fetched_ahead,
         missed: stats.missed,
+        computed_by_cpu: stats.computed_by_cpu,
+        cpu_bytes: stats.cpu_bytes,
     })
 }
 

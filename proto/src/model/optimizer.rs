@@ -199,6 +199,11 @@ impl TryFrom<v1::PlanOptions> for PlanOptions {
                 wire.kv_cache_format,
                 v1::KvCacheFormat::checked,
             )?,
+            cpu_experts: checked(
+                "options.cpu_experts",
+                wire.cpu_experts,
+                v1::CpuExperts::checked,
+            )?,
             mix: MixId::from_number(wire.mix),
         })
     }
@@ -215,6 +220,7 @@ impl From<PlanOptions> for v1::PlanOptions {
             embedding_placement: wire_value::<v1::EmbeddingPlacement, _>(options.embedding),
             max_slowdown: options.max_slowdown,
             kv_cache_format: wire_value::<v1::KvCacheFormat, _>(options.kv_cache_format),
+            cpu_experts: wire_value::<v1::CpuExperts, _>(options.cpu_experts),
             mix: options.mix.map_or(0, MixId::number),
         }
     }
@@ -294,7 +300,7 @@ pub(super) fn budget_bytes(bytes: u64) -> Result<u64, InvalidField> {
 
 #[cfg(test)]
 mod tests {
-    use sluice_shared::level::{EmbeddingPlacement, KvCacheFormat};
+    use sluice_shared::level::{CpuExperts, EmbeddingPlacement, KvCacheFormat};
 
     use super::*;
 
@@ -312,6 +318,7 @@ mod tests {
             budget: Some(WireBudget::BudgetBytes(7)),
             embedding_placement: v1::EmbeddingPlacement::Host.into(),
             max_slowdown: Some(2.0),
+            cpu_experts: v1::CpuExperts::Auto.into(),
             kv_cache_format: v1::KvCacheFormat::Q80.into(),
             mix: 0x3f2a_91c4,
         };
@@ -320,6 +327,7 @@ mod tests {
             budget: Some(Budget::Bytes(7)),
             embedding: Some(EmbeddingPlacement::Host),
             max_slowdown: Some(2.0),
+            cpu_experts: Some(CpuExperts::Auto),
             kv_cache_format: Some(KvCacheFormat::Q8_0),
             mix: MixId::from_number(0x3f2a_91c4),
         };

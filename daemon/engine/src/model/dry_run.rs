@@ -11,8 +11,8 @@ use sluice_ops::{
     device::Device, ledger::Ledger,
 };
 use sluice_plan::{
-    WorkingMemory, Workload, decompressed::mlp_rows, resolve_canvas_kv_cache_format,
-    resolve_kv_cache_format,
+    HostWorkingMemory, WorkingMemory, Workload, decompressed::mlp_rows,
+    resolve_canvas_kv_cache_format, resolve_kv_cache_format,
 };
 use sluice_shared::level::KvCacheFormat;
 use sluice_weights::{SourceTensor, TensorPart, WeightGroupPlan, weight_groups};
@@ -71,6 +71,14 @@ impl DryRun {
         let ops = Ops::new(Device::dry_run(self.profile), ledger.clone())?;
         // An empty arena: everything beyond it is counted in the ledger, with an arena's own rule.
         ops.reserve(0)?;
+        // What the CPU takes where it computes experts, whether a plan has it do that or not.
+        let host = match self.profile.gpu.and(self.config.shape.mixture()) {
+            Some(_) => Some(ops.host()?),
+            None => None,
+        };
+        if let Some(host) = host {
+            host.reserve(0)?;
+        }
         let mut model = Network::new(self.config.clone(), &ops)?;
         // The intermediate matrices of an MLP are a large part of a pass's activations, so the plan depends on this
         // number.
@@ -95,7 +103,9 @@ impl DryRun {
             }
         }
         // Peaks and not what is left: the buffers of a pass are gone by now.
-        let peak = |kind: MemoryKind| ledger.report().kinds[kind as usize].peak_bytes;
+        let peak_of =
+            |ledger: &Ledger, kind: MemoryKind| ledger.report().kinds[kind as usize].peak_bytes;
+        let peak = |kind| peak_of(&ledger, kind);
         Ok(WorkingMemory {
             context_bytes: peak(MemoryKind::Context),
             tables_bytes: peak(MemoryKind::Weights),
@@ -107,6 +117,10 @@ impl DryRun {
             // A prior's is taken beside that of all threads.
             scratch_bytes: peak(MemoryKind::Scratch) + self.prior.map_or(0, Prior::scratch_bytes),
             mlp_rows,
+            host: host.map_or_else(HostWorkingMemory::default, |host| HostWorkingMemory {
+                activation_bytes: host.activation_bytes(),
+                scratch_bytes: peak_of(host.ledger(), MemoryKind::Scratch),
+            }),
         })
     }
 

@@ -254,7 +254,12 @@ impl<'a> PassRunner<'a> {
         let current = self.worker.current_mut()?;
         current.weights.ensure_stream()?;
         let working = current.working(&self.workload)?;
-        Ok(self.worker.ops.reserve(working.activation_bytes)?)
+        let computes_experts = current.weights.has_cpu_experts();
+        let ops = &self.worker.ops;
+        if computes_experts {
+            ops.host()?.reserve(working.host.activation_bytes)?;
+        }
+        Ok(ops.reserve(working.activation_bytes)?)
     }
 
     /// Runs a pass that so many requests share, again while memory ran short and something could give way.
@@ -396,7 +401,9 @@ impl<'a> PassRunner<'a> {
         };
         WeightsState {
             weights_version: current.weights.weights_version(),
-            is_lossless: current.weights.is_lossless() && !self.rounds_rows(current),
+            is_lossless: current.weights.is_lossless()
+                && !current.weights.has_cpu_experts()
+                && !self.rounds_rows(current),
             switch: current.switch.as_ref().map(|switch| {
                 let SwitchProgress {
                     done_steps: done,

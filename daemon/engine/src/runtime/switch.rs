@@ -349,6 +349,7 @@ impl Worker {
             return;
         };
         current.plan = Arc::clone(&switch.target);
+        current.weights.set_cpu_experts(current.plan.cpu_experts);
         // Copies of the old level are closed only now: during the steps groups of both levels were streamed.
         current.release_converted_weights();
         current.stays_wide = false;

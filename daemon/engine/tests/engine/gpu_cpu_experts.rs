@@ -7,7 +7,7 @@ use sluice_ops::{
     device::{Device, DeviceChoice},
     ledger::Ledger,
 };
-use sluice_plan::{CpuExperts, Plan, PlanError};
+use sluice_plan::{ExpertSplit, Plan, PlanError};
 use sluice_shared::level::Level;
 use sluice_weights::{Shape, SourceTensor};
 use testkit::here;
@@ -22,21 +22,21 @@ fn operations(dtype: DType) -> Ops {
 }
 
 /// Few experts on the GPU, half of them, or none; and only those with few rows on the CPU.
-const SPLITS: [CpuExperts; 4] = [
+const SPLITS: [ExpertSplit; 4] = [
     split(1, usize::MAX),
     split(4, usize::MAX),
     split(0, usize::MAX),
     split(2, 3),
 ];
 
-const fn split(on_gpu: usize, rows_max: usize) -> CpuExperts {
-    CpuExperts { on_gpu, rows_max }
+const fn split(on_gpu: usize, rows_max: usize) -> ExpertSplit {
+    ExpertSplit { on_gpu, rows_max }
 }
 
 /// A plan with all experts in the cache and this split.
 fn planned(
     ops: &Ops,
-    split: CpuExperts,
+    split: ExpertSplit,
     pin_limit: u64,
 ) -> impl Fn(&Shape, &[SourceTensor]) -> Result<Option<Plan>, PlanError> {
     let profile = ops.device().profile();
