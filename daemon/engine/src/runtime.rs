@@ -41,7 +41,7 @@ use std::{
 
 use sluice_checkpoint::{Source, calibration::ModelIdentity};
 use sluice_formats::DType;
-use sluice_machine::Instructions;
+use sluice_machine::{Instructions, Rates};
 use sluice_ops::{
     self as ops, Ops, OpsError, RoutingLog,
     device::{self, Device, GpuUnavailable, OpenedDevice},
@@ -122,6 +122,8 @@ pub struct EngineOptions {
     pub tokenizer_program: Option<PathBuf>,
     /// What routers of mixtures choose is added to this log, for measurements.
     pub routing_log: Option<RoutingLog>,
+    /// The rates of the device; `None`: they are measured.
+    pub rates: Option<Rates>,
 }
 
 impl Default for EngineOptions {
@@ -141,6 +143,7 @@ impl Default for EngineOptions {
             weight_cache_bytes_max: None,
             tokenizer_program: None,
             routing_log: None,
+            rates: None,
         }
     }
 }

@@ -58,12 +58,12 @@ impl EngineGroup {
         };
         Ok(Self {
             memory_at_start: StartFigures::read(&device, &budget, spare_bytes),
+            rates: Mutex::new(options.rates.clone().map(Some)),
             options,
             device,
             budget,
             budget_default,
             turns: TurnLine::default(),
-            rates: Mutex::default(),
             weight_cache: Arc::new(weight_cache),
             last_model_id: AtomicU64::new(0),
             corrections: TimeCorrections::default(),

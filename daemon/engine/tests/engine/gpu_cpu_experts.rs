@@ -1,18 +1,29 @@
 //! Experts that the CPU computes beside a GPU, on the stand-in.
 
-use sluice_engine::check::{fixture_forwards, fixture_logits, streamed};
-use sluice_formats::DType;
+use sluice_checkpoint::{Checkpoint, Source};
+use sluice_engine::{
+    Engine, EngineError, EngineOptions, Generate, ModelId, Outcome, PlanOptions, Work,
+    check::{fixture_forwards, fixture_logits, streamed},
+    event::GenerationResult,
+    model::dry_run::DryRun,
+};
+use sluice_formats::{DType, Format};
+use sluice_machine::{LinearRate, MemoryKind, Rates};
 use sluice_ops::{
     Ops,
     device::{Device, DeviceChoice},
     ledger::Ledger,
 };
-use sluice_plan::{ExpertSplit, Plan, PlanError};
-use sluice_shared::level::Level;
+use sluice_plan::{ExpertSplit, Plan, PlanError, Workload};
+use sluice_shared::{
+    level::{CpuExperts, KvCacheFormat, Level},
+    options::Budget,
+    sampling::EosPolicy,
+};
 use sluice_weights::{Shape, SourceTensor};
-use testkit::here;
+use testkit::{apart, here};
 
-use crate::checkpoints::fixture;
+use crate::{checkpoints::fixture, loading::apply};
 
 fn operations(dtype: DType) -> Ops {
     here::open_stand_in();
@@ -87,4 +98,158 @@ fn the_same_is_computed_every_time() {
         assert_ne!(once, all, "{split:?}");
         assert_eq!(once, found(split, 0), "{split:?}");
     }
+}
+
+/// What the CPU takes is what was planned, to the byte: experts' rows have room wherever they go.
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn host_memory_is_what_was_planned() {
+    let name = "llada-moe-tiny";
+    let ops = operations(DType::Bf16);
+    let checkpoint = Checkpoint::open(&Source::Folder(fixture(name))).unwrap();
+    let config = checkpoint.model().unwrap();
+    let sources = checkpoint.model_sources(&config.shape).unwrap();
+    let dry_run = DryRun::new(config, &sources, None, ops.device().profile());
+    let workload = Workload::new(64, 64, 4);
+    let working = dry_run
+        .working(&workload, dry_run.mlp_rows(), KvCacheFormat::Auto)
+        .unwrap();
+    let host = ops.host().unwrap();
+    host.reserve(working.host.activation_bytes).unwrap();
+    let plan = planned(&ops, split(0, usize::MAX), u64::MAX);
+    fixture_forwards(&fixture(name), &ops, &plan).unwrap();
+    let peak = |kind: MemoryKind| host.ledger().report().kinds[kind as usize].peak_bytes;
+    assert!(host.activation_bytes() > 0);
+    // Nothing beside what was reserved.
+    assert_eq!(peak(MemoryKind::Activations), working.host.activation_bytes);
+    assert_eq!(peak(MemoryKind::Scratch), working.host.scratch_bytes);
+}
+
+/// A model whose experts have no room on the GPU, behind a bus that is slower than any memory.
+struct Served {
+    engine: Engine,
+    model: ModelId,
+    budget_bytes: u64,
+}
+
+impl Served {
+    fn new(cpu_experts: CpuExperts) -> Self {
+        let engine = Engine::start(EngineOptions {
+            device: DeviceChoice::Cuda(0),
+            compute_dtype: Some(DType::Bf16),
+            threads: 2,
+            rates: Some(slow_bus()),
+            ..EngineOptions::default()
+        })
+        .unwrap();
+        let options = |budget_bytes| PlanOptions {
+            budget: Some(Budget::Bytes(budget_bytes)),
+            cpu_experts: Some(cpu_experts),
+            ..PlanOptions::default()
+        };
+        let source = Source::Folder(fixture("llada-moe-tiny"));
+        let model = engine
+            .load_now(source, PlanOptions::default().into())
+            .unwrap()
+            .id;
+        let workload = engine.in_force().unwrap().plan.workload;
+        let refused = engine.plan(&options(1), workload).unwrap_err();
+        let EngineError::Plan(PlanError::BudgetTooSmall { least_bytes, .. }) = refused else {
+            panic!("{refused}");
+        };
+        let budget_bytes = least_bytes + (64 << 10);
+        apply(&engine, options(budget_bytes)).unwrap();
+        Self {
+            engine,
+            model,
+            budget_bytes,
+        }
+    }
+
+    fn generate(&self, seed: u64, prompt: u32) -> GenerationResult {
+        let request = Generate {
+            steps: 4,
+            temperature: 1.0,
+            seed,
+            eos: EosPolicy::Suppress,
+            ..Generate::greedy(self.model, (prompt..prompt + 20).collect(), 8)
+        };
+        match self.engine.run(Work::Generate(request)).unwrap() {
+            Outcome::Generated(generated) => generated,
+            other => panic!("asked to generate: {other:?}"),
+        }
+    }
+}
+
+/// A bus of 200 kB/s, between a GPU and a CPU that are as fast as each other.
+fn slow_bus() -> Rates {
+    let linear = Format::ALL.map(|format| LinearRate {
+        format,
+        points: [(1, 1e-9), (8, 1e-9), (64, 1e-9)],
+    });
+    Rates {
+        copy_bytes_per_s: 1e9,
+        link_bytes_per_s: Some(2e5),
+        linear: linear.to_vec(),
+        host_linear: linear.to_vec(),
+        decompress: Vec::new(),
+        others_share: 0.0,
+        convert: Vec::new(),
+        compress_s: 0.0,
+    }
+}
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn the_same_seed_gives_the_same_text_whatever_came_before() {
+    let name = "the_same_seed_gives_the_same_text_whatever_came_before";
+    apart::run(name, &[], || {
+        let served = Served::new(CpuExperts::Auto);
+        let plan = served.engine.in_force().unwrap().plan;
+        assert!(plan.cpu_experts.is_some() && plan.cpu_expert_bytes() > 0);
+        let first = served.generate(1, 1);
+        assert!(!first.is_lossless, "no such answer is exact");
+        let passes = served.engine.in_force().unwrap().passes;
+        let counts = passes.experts;
+        assert!(
+            counts.computed_by_cpu > 0 && counts.cpu_bytes > 0,
+            "{counts:?}"
+        );
+        let elsewhere = counts.hits + counts.fetched_ahead + counts.missed;
+        assert_eq!(counts.touched, elsewhere + counts.computed_by_cpu);
+        // The cache has other experts then.
+        for prompt in [40, 90] {
+            served.generate(2, prompt);
+        }
+        assert_eq!(served.generate(1, 1).tokens, first.tokens);
+        let passes = served.engine.in_force().unwrap().passes;
+        assert!(passes.peak_bytes <= served.budget_bytes);
+
+        // From now on the GPU computes them all.
+        let off = PlanOptions {
+            cpu_experts: Some(CpuExperts::Off),
+            ..PlanOptions::default()
+        };
+        apply(&served.engine, off).unwrap();
+        assert!(served.generate(1, 1).is_lossless);
+        let later = served.engine.in_force().unwrap().passes;
+        let by_cpu = passes.experts.computed_by_cpu;
+        assert_eq!(later.experts.computed_by_cpu, by_cpu);
+    });
+}
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn the_gpu_computes_all_experts_unless_it_is_told_otherwise() {
+    let name = "the_gpu_computes_all_experts_unless_it_is_told_otherwise";
+    apart::run(name, &[], || {
+        let served = Served::new(CpuExperts::Off);
+        assert_eq!(served.engine.in_force().unwrap().plan.cpu_experts, None);
+        assert!(served.generate(1, 1).is_lossless);
+        let counts = served.engine.in_force().unwrap().passes.experts;
+        assert!(
+            counts.missed > 0 && counts.computed_by_cpu == 0,
+            "{counts:?}"
+        );
+    });
 }
