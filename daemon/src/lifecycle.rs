@@ -186,6 +186,7 @@ async fn serve(
         // The very program that runs, even if its file was replaced since.
         tokenizer_program: Some(PathBuf::from("/proc/self/exe")),
         routing_log: None,
+        rates: None,
     };
     let settings = settings::ModelSettings::new(
         settings::StartSettings {

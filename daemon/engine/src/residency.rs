@@ -315,7 +315,7 @@ impl Residency {
         of_cpu.contains(&true).then_some(of_cpu)
     }
 
-    /// Has the CPU compute experts from the next pass on, as a plan says. Whoever kept keys and values hears of it, as of other
+    /// Has the CPU compute experts from the next pass on, as a plan says. KV caches that were kept are of no use then, as with other
     /// weights.
     pub(crate) fn set_cpu_experts(&mut self, split: Option<ExpertSplit>) {
         if self.cpu_experts != split {
