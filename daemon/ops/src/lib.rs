@@ -5,6 +5,7 @@ mod activation;
 mod arena;
 mod attention;
 mod backward;
+mod beside_gpu;
 mod clock;
 mod common_memory;
 mod cpu;
@@ -142,29 +143,6 @@ impl Ops {
             routing_log: None,
             host: OnceLock::new(),
         }
-    }
-
-    /// Whether nothing is computed, as if on a GPU.
-    #[must_use]
-    pub fn is_dry_run_of_gpu(&self) -> bool {
-        self.device.is_gpu() && matches!(self.backend, Backend::DryRun)
-    }
-
-    /// The CPU's operations beside a GPU, on the machine's threads and with an account of their own: what they take is no
-    /// memory of the GPU's. In a dry run they are one, too.
-    ///
-    /// # Errors
-    /// When memory cannot be allocated.
-    pub fn host(&self) -> Result<&Self, OpsError> {
-        if let Some(host) = self.host.get() {
-            return Ok(host);
-        }
-        let ledger = match self.ledger.is_dry_run() {
-            true => Ledger::dry_run(),
-            false => Ledger::default(),
-        };
-        let host = Self::new(self.device.host(), ledger)?;
-        Ok(self.host.get_or_init(|| Box::new(host)))
     }
 
     /// [`rounds_rows`] of its device.

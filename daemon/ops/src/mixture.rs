@@ -48,6 +48,15 @@ impl Routing {
         routing
     }
 
+    /// A routing that adds rows as they are to these rows, which rise: as if all were of one expert.
+    pub(crate) fn of_sums(rows: &[usize]) -> Self {
+        Self {
+            offsets: vec![0, rows.len()],
+            rows: rows.iter().map(|&row| row as u32).collect(),
+            weights: vec![1.0; rows.len()],
+        }
+    }
+
     /// Number of experts.
     #[must_use]
     pub fn experts(&self) -> usize {
@@ -288,82 +297,6 @@ impl Ops {
                 drop(self.indices_in(list_words(places.len()), None)?);
             }
             Backend::DryRun => {}
-        }
-        Ok(())
-    }
-}
-
-/// What goes to the CPU beside a GPU and comes back from there, some rows at a time.
-impl Ops {
-    /// These rows of `x` in `f32`, where the CPU's operations beside this GPU have them: at most `rows_max` together. The GPU is
-    /// waited for.
-    ///
-    /// # Errors
-    /// When memory cannot be allocated, or the device fails.
-    pub fn rows_to_host(
-        &self,
-        x: &Activation,
-        rows: &[usize],
-        rows_max: usize,
-    ) -> Result<Activation, OpsError> {
-        let _timed = self.timed(Phase::Other);
-        let host = self.host()?;
-        let width = x.width();
-        let mut out = host.pool.take(rows.len(), width, DType::F32)?;
-        for (piece, rows) in rows.chunks(rows_max).enumerate() {
-            let part = self.take_rows(x, &self.indices(rows.iter().copied())?)?;
-            let wide_rows = if part.dtype() == DType::F32 {
-                0
-            } else {
-                rows.len()
-            };
-            let wide = self.pool.take(wide_rows, width, DType::F32)?;
-            if let Backend::Gpu(gpu) = &self.backend {
-                let from = match wide_rows {
-                    0 => &part,
-                    _ => {
-                        gpu.widen(&wide, &part)?;
-                        &wide
-                    }
-                };
-                let start = piece * rows_max * width;
-                let to = &mut out.values_mut()[start..start + rows.len() * width];
-                gpu.download(from.span(), to)?;
-            }
-        }
-        Ok(out)
-    }
-
-    /// Adds the rows of `sums`, which the CPU's operations beside this GPU have computed, to these rows of `out`: at most
-    /// `rows_max` together.
-    ///
-    /// # Errors
-    /// When memory cannot be allocated, or the device fails.
-    ///
-    /// # Panics
-    /// When there are more or fewer rows, or the widths differ.
-    pub fn add_from_host(
-        &self,
-        out: &mut Activation,
-        sums: &Activation,
-        rows: &[usize],
-        rows_max: usize,
-    ) -> Result<(), OpsError> {
-        assert_eq!((sums.len(), sums.width()), (rows.len(), out.width()));
-        // As if they were of one expert, which counts as it is.
-        let routing = Routing {
-            offsets: vec![0, rows.len()],
-            rows: rows.iter().map(|&row| row as u32).collect(),
-            weights: vec![1.0; rows.len()],
-        };
-        for start in (0..rows.len()).step_by(rows_max) {
-            let piece = start..rows.len().min(start + rows_max);
-            let uploaded = self.pool.take(piece.len(), out.width(), DType::F32)?;
-            if let Backend::Gpu(gpu) = &self.backend {
-                let values = piece.start * out.width()..piece.end * out.width();
-                gpu.upload(uploaded.span(), &sums.values()[values])?;
-            }
-            self.add_routed(out, &uploaded, &routing, piece)?;
         }
         Ok(())
     }

@@ -11,7 +11,7 @@ use sluice_engine::{
 };
 use sluice_formats::DType;
 use sluice_ops::{Ops, device, ledger::Ledger};
-use sluice_plan::{Plan, PlanError};
+use sluice_plan::{ExpertSplit, Plan, PlanError};
 use sluice_shared::level::Level;
 use sluice_weights::{Shape, SourceTensor};
 
@@ -78,14 +78,17 @@ enum Place {
     Resident(Level),
     /// As few on the device as possible, with so many bytes kept in pinned memory.
     Streamed(u64),
+    /// The same with all of them kept there, and the CPU computes most experts of a mixture.
+    CpuExperts,
 }
 
-const PLACES: [(&str, Place); 5] = [
+const PLACES: [(&str, Place); 6] = [
     ("resident", Place::Resident(Level::Off)),
     ("embedding on the host", Place::Resident(Level::Standard)),
     ("streamed", Place::Streamed(u64::MAX)),
     ("streamed, some read", Place::Streamed(SOME_PINNED_BYTES)),
     ("streamed, all read", Place::Streamed(0)),
+    ("experts by the CPU", Place::CpuExperts),
 ];
 
 impl Place {
@@ -94,12 +97,22 @@ impl Place {
         device: &device::Device,
         shape: &Shape,
         sources: &[SourceTensor],
-    ) -> Result<Plan, PlanError> {
+    ) -> Result<Option<Plan>, PlanError> {
         let profile = device.profile();
-        match self {
-            Self::Resident(level) => resident(profile, shape, sources, level),
-            Self::Streamed(pinned) => streamed(profile, shape, sources, Level::Standard, pinned),
-        }
+        let streamed = |pinned| streamed(profile, shape, sources, Level::Standard, pinned);
+        Ok(match self {
+            Self::Resident(level) => Some(resident(profile, shape, sources, level)?),
+            Self::Streamed(pinned) => Some(streamed(pinned)?),
+            // Nothing else is checked by it.
+            Self::CpuExperts if shape.mixture().is_none() || !device.is_gpu() => None,
+            Self::CpuExperts => Some(Plan {
+                cpu_experts: Some(ExpertSplit {
+                    on_gpu: 2,
+                    rows_max: usize::MAX,
+                }),
+                ..streamed(u64::MAX)?
+            }),
+        })
     }
 }
 
@@ -208,7 +221,7 @@ impl Checking {
             if deadline.is_over() {
                 return;
             }
-            let plan = |shape: &Shape, sources: &[_]| place.plan(device, shape, sources).map(Some);
+            let plan = |shape: &Shape, sources: &[_]| place.plan(device, shape, sources);
             for compare in [fixture_logits, fixture_latents] {
                 // A fresh ledger each time: nothing is left over from the one before.
                 let found = Ops::new(device.clone(), Ledger::default())

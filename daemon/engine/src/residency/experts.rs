@@ -5,6 +5,7 @@
 //! they hold, or the work on it, is sent ([`transfer`](super::transfer)). Which expert goes for another follows
 //! from what passes have touched ([`usage`]), and moves bytes only: no result depends on it.
 
+mod on_host;
 mod slots;
 mod usage;
 
@@ -35,7 +36,7 @@ use self::{
     usage::ExpertUsage,
 };
 use super::{
-    link::{BroughtGroup, GpuLink, HostGroup, LinkShare},
+    link::{BroughtGroup, GpuLink, LinkShare},
     monitor::Monitor,
     pace::ReadPace,
     reader::{LoadedGroup, WeightReader},
@@ -255,27 +256,6 @@ impl ExpertCache {
         }
     }
 
-    /// An expert that the CPU computes, in host memory: read there if it is not.
-    pub(super) fn take_on_host(&self, place: usize) -> Result<Arc<HostGroup>, EngineError> {
-        let mut state = self.shared.monitor.state();
-        loop {
-            if let Some(expert) = state.on_host.get(&place).map(Arc::clone) {
-                if !expert.is_kept() {
-                    state.on_host.remove(&place);
-                }
-                return Ok(expert);
-            }
-            if let Some((failed, error)) = state.failed.take()
-                && failed == place
-            {
-                return Err(error);
-            }
-            state.wanted_on_host = Some(place);
-            self.shared.monitor.notify();
-            state = self.shared.monitor.wait(state);
-        }
-    }
-
     fn in_use(&self, state: &mut CacheState, place: usize) -> Option<ExpertInUse> {
         let mut expert = state.ready.remove(&place)?;
         state.wanted.remove(&place);
@@ -384,18 +364,8 @@ impl CacheShared {
             }
             if let (Some(link), Some(place)) = (&mut link, state.wanted_on_host.take()) {
                 drop(state);
-                let read =
-                    || link.on_host(&self.reader, &self.experts[place], &self.monitor.abandon);
-                let result =
-                    catch_unwind(AssertUnwindSafe(read)).unwrap_or(Err(EngineError::Panicked));
+                self.bring_on_host(place, link);
                 state = self.monitor.state();
-                state.stats.pinned_bytes = link.pinned_weight_bytes();
-                match result {
-                    Ok(Some(expert)) => drop(state.on_host.insert(place, expert)),
-                    Ok(None) => {}
-                    Err(error) => state.failed = Some((place, error)),
-                }
-                self.monitor.notify();
                 continue;
             }
             let Some((place, mut slot)) = state.start_next() else {

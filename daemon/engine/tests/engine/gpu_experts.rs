@@ -5,7 +5,7 @@ use std::{cell::Cell, collections::HashMap, fs};
 
 use sluice_cuda::GpuMemory;
 use sluice_ops::ledger::Ledger;
-use sluice_weights::{WeightGroup, WeightGroupPlan};
+use sluice_weights::{WeightData, WeightGroup, WeightGroupPlan};
 use testkit::apart;
 
 use crate::{checkpoints::fixture, gpu_stream::Streamed};
@@ -76,6 +76,17 @@ impl Mixture {
         true
     }
 
+    /// A group's weights in host memory are what the files have, while copies of others are on their way.
+    fn check_on_host(&self, group: &WeightGroupPlan) {
+        let guard = self.streamed.weights.acquire_on_host(group.group).unwrap();
+        for tensor in &group.tensors {
+            let WeightData::Host(bytes) = guard.weight(tensor.part).data else {
+                panic!("{:?} is not in host memory", group.group);
+            };
+            assert!(bytes == self.streamed.in_file(tensor), "{tensor:?}");
+        }
+    }
+
     /// A pass, in which the chosen experts of each layer are used as the network does; now and then one is given up, or comes out of
     /// turn.
     fn pass(&self, reads: &mut Reads, chooses: impl Fn(usize, usize) -> bool) {
@@ -92,8 +103,16 @@ impl Mixture {
                     let of_layer = &experts[&layer];
                     let chosen = (0..of_layer.len()).filter(|&expert| chooses(layer, expert));
                     let chosen: Vec<usize> = chosen.collect();
-                    let wanted = chosen.iter().copied();
-                    (self.streamed.weights).want_experts(layer, wanted, |_| false);
+                    // The CPU computes some of them.
+                    let seed = self.random();
+                    let is_of_cpu = |expert: usize| seed % 4 == 0 && expert % 3 == 0;
+                    let touched = chosen.iter().copied();
+                    (self.streamed.weights).want_experts(layer, touched, is_of_cpu);
+                    let (of_cpu, chosen): (Vec<usize>, Vec<usize>) =
+                        chosen.into_iter().partition(|&expert| is_of_cpu(expert));
+                    for expert in of_cpu {
+                        self.check_on_host(of_layer[expert]);
+                    }
                     let ends = match self.random() % 8 {
                         0 => chosen.len() / 2,
                         _ => chosen.len(),
@@ -177,6 +196,7 @@ fn check_passes(name: &str, pin_limit_bytes: u64) {
                 }
                 let stats = mixture.streamed.stats().experts;
                 assert!(stats.hits > 0 && stats.missed > 0, "{stats:?}");
+                assert!(stats.computed_by_cpu > 0, "{stats:?}");
             }
         });
     }
