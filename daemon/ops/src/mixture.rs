@@ -324,6 +324,17 @@ mod tests {
         assert_eq!(of(1), (vec![1, 2], vec![3.0, 6.0]));
         assert_eq!(of(2), (vec![], vec![]));
         assert_eq!(of(3), (vec![0, 1, 2], vec![1.0, 4.0, 5.0]));
+        // Of some experts alone, and among the rows that go through these.
+        let some = routing.only(|expert| expert == 1 || expert == 2);
+        assert_eq!(
+            (some.experts(), some.places(0), some.places(1)),
+            (4, 0..0, 0..2)
+        );
+        assert_eq!(some.rows(0..2).collect::<Vec<_>>(), [1, 2]);
+        assert_eq!((&some.weights[..], some.places(3)), (&[3.0, 6.0][..], 2..2));
+        let (compact, rows) = some.compact();
+        assert_eq!(compact.rows(0..2).collect::<Vec<_>>(), [0, 1]);
+        assert_eq!((&compact.weights, rows), (&some.weights, vec![1, 2]));
         let bits = |weight: f32| weight.to_bits() as usize;
         let (rows, lists) = routing.by_row(1..6);
         assert_eq!(rows, 3);
