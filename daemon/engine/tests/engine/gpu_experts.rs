@@ -105,7 +105,8 @@ impl Mixture {
                     let chosen: Vec<usize> = chosen.collect();
                     // The CPU computes some of them.
                     let seed = self.random();
-                    let is_of_cpu = |expert: usize| seed % 4 == 0 && expert % 3 == 0;
+                    let is_of_cpu =
+                        |expert: usize| seed.is_multiple_of(4) && expert.is_multiple_of(3);
                     let touched = chosen.iter().copied();
                     (self.streamed.weights).want_experts(layer, touched, is_of_cpu);
                     let (of_cpu, chosen): (Vec<usize>, Vec<usize>) =
