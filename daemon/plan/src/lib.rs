@@ -29,9 +29,8 @@ use sluice_weights::{
 
 pub use self::{
     corrections::TimeCorrections,
-    cpu_experts::ExpertSplit,
     decompressed::MLP_ROWS,
-    experts::{ExpertFigures, ExpertProfile, LearnedExperts, PlannedExperts},
+    experts::{ExpertFigures, ExpertProfile, ExpertSplit, LearnedExperts, PlannedExperts},
     kv_cache::{compute_format, resolve_canvas_kv_cache_format, resolve_kv_cache_format},
     pass_time::PassTime,
     switch_estimate::{ConversionSource, SwitchEstimate, estimate_switch},

@@ -6,6 +6,8 @@
 //! bus, which counts as if the first one did its work. On a GPU, decompression and matmuls share the GPU; copies over
 //! the bus run beside them, as does the thread that reads what is not kept in pinned memory.
 
+mod host;
+
 use std::collections::HashMap;
 
 use sluice_formats::Format;
@@ -19,10 +21,12 @@ use sluice_weights::{
 use super::{
     Workload,
     corrections::{PassKind, TimeCorrections},
-    cpu_experts::{ExpertSplit, HostTimes},
-    experts::PlannedExperts,
+    experts::{ExpertSplit, PlannedExperts},
     pass_time::PassTime,
 };
+
+use self::host::HostTimes;
+pub(super) use self::host::host_s;
 
 /// The machine's properties that a plan depends on.
 #[derive(Debug, Clone, PartialEq)]
@@ -394,7 +398,7 @@ fn linear(group: WeightGroup, tensor: &TensorPlan, input: &TimingInput<'_>) -> O
 }
 
 /// How many rows an expert has that has any, and how many of the experts do.
-pub(super) fn expert_rows(experts: &PlannedExperts, rows: usize) -> (usize, f64) {
+fn expert_rows(experts: &PlannedExperts, rows: usize) -> (usize, f64) {
     let PlannedExperts { shape, profile, .. } = experts;
     let touched = profile.touched(shape, rows);
     match touched > 0.0 {
