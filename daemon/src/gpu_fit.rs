@@ -25,9 +25,7 @@ pub(crate) fn reason(
     };
     let outline = match ModelOutline::of_checkpoint(&name.source(), machine) {
         Ok(outline) => outline,
-        Err(error @ (EngineError::HeadDim { .. } | EngineError::CpuOnly)) => {
-            return Some(unfit(&error));
-        }
+        Err(error @ EngineError::HeadDim { .. }) => return Some(unfit(&error)),
         Err(_) => return None,
     };
     let budget_bytes = engine.allowed_bytes(&settings);

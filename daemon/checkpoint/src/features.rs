@@ -177,14 +177,10 @@ impl Features {
             (Feature::Optimize | Feature::Prune, _) if is_mixture => {
                 Some(Because("has mixtures of experts"))
             }
-            (Feature::Optimize | Feature::Compress, _) => None,
+            (Feature::Optimize | Feature::Compress | Feature::Gpu, _) => None,
             (Feature::Prune, _) => refused(
                 self.layer_kind != LayerKind::Attention,
                 Because("has layers without attention, which cannot be pruned"),
-            ),
-            (Feature::Gpu, _) => refused(
-                matches!(self.layer_kind, LayerKind::Gemma(_)),
-                Because("DiffusionGemma is computed on the CPU alone"),
             ),
             (_, None) => Some(OnlyMaskedDiffusion),
             (Feature::Renoise, Some(_)) => refused(

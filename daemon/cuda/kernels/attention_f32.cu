@@ -1,5 +1,5 @@
 // Attention in `f32`, with a soft-max that goes along with the keys as in `attention_half.cuh`. A block takes 32 queries,
-// half of what a task may have, and a warp 8 of them. For the scores a lane stands for a key, for the result for two
+// half of what a task may have, and a warp 8 of them; of the longest heads half as many. For the scores a lane stands for a key, for the result for two
 // numbers of the head in each slice of it; the exponentials go from the one to the other through a corner of shared
 // memory.
 
@@ -7,16 +7,14 @@
 
 constexpr u32 SCALAR_WARPS = 4;
 constexpr u32 SCALAR_THREADS = SCALAR_WARPS * WARP;
-// Queries of a warp.
-constexpr u32 WARP_QUERIES = 8;
 // Numbers of a head that are in shared memory at once.
 constexpr u32 SCALAR_SLICE = 64;
 static_assert(TILE_KEYS == WARP, "a lane stands for a key");
 
-template <u32 DIM>
+template <u32 DIM, u32 WARP_QUERIES>
 DEVICE void attend_scalars(float *out, const float *q, const float *k, const float *v, Task task,
                            Sight sight, const Segment *segments, u32 heads, u32 kv_heads, u32 head_dim, float scale,
-                           u32 half) {
+                           u32 part) {
     constexpr u32 QUERIES = SCALAR_WARPS * WARP_QUERIES;
     constexpr u32 SLICES = DIM / SCALAR_SLICE;
     // Groups of four stay aligned, and those of eight rows lie in different banks.
@@ -39,7 +37,7 @@ DEVICE void attend_scalars(float *out, const float *q, const float *k, const flo
         __syncthreads();
     };
 
-    const u32 first = half * QUERIES;
+    const u32 first = part * QUERIES;
     if (first >= task.query_count) return;
     const u64 q_at = (u64(task.query_start + first) * heads + head) * head_dim;
     copy_tile<float, QUERIES, DIM, SCALAR_THREADS>(queries, QUERY_STRIDE, q + q_at, q_bytes,
@@ -150,13 +148,14 @@ DEVICE void attend_scalars(float *out, const float *q, const float *k, const flo
 }
 
 // Two blocks at once are enough to ask for: more would have the longest heads' registers spilled.
-#define ATTEND_SCALARS_KERNEL(DIM) \
+#define ATTEND_SCALARS_KERNEL(DIM, PARTS) \
     KERNEL_FUNCTION __launch_bounds__(SCALAR_THREADS, 2) attend_f32_##DIM(ATTEND_PARAMETERS(f32)) { \
-        attend_scalars<DIM>(ATTEND_ARGUMENTS(blockIdx.x / 2), blockIdx.x % 2); \
+        attend_scalars<DIM, 16 / PARTS>(ATTEND_ARGUMENTS(blockIdx.x / PARTS), blockIdx.x % PARTS); \
     }
-ATTEND_SCALARS_KERNEL(64)
-ATTEND_SCALARS_KERNEL(128)
-ATTEND_SCALARS_KERNEL(256)
+ATTEND_SCALARS_KERNEL(64, 2)
+ATTEND_SCALARS_KERNEL(128, 2)
+ATTEND_SCALARS_KERNEL(256, 2)
+ATTEND_SCALARS_KERNEL(512, 4)
 
 SALIENCE_KERNELS(f32)
 

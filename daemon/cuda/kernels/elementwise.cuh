@@ -47,6 +47,16 @@ template <class T> DEVICE void silu_multiply(T *gate, const T *up, u64 count) {
     }
 }
 
+// `gelu(gate) · up`, in the gate's place; GELU by the hyperbolic tangent.
+template <class T> DEVICE void gelu_multiply(T *gate, const T *up, u64 count) {
+    const u64 i = thread_of_grid();
+    if (i >= count) return;
+    const float x = widen(gate[i]);
+    // √(2 / π), doubled: a half of 1 + tanh(a) is the sigmoid of 2a.
+    const float twice = 1.5957691f * (x + 0.044715f * x * x * x);
+    gate[i] = narrow<T>(x / (1.0f + expf(-twice)) * widen(up[i]));
+}
+
 // `1 / (1 + e^-x)`.
 DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 

@@ -12,6 +12,11 @@ struct HeadState {
     u32 best;
     double sum;
     double best_score;
+    // Sum of `logit * exp(logit - max)`, where rows are ranked by their entropy.
+    double weighted;
+    // Largest logit of those that may be chosen, and its token.
+    float top_logit;
+    u32 top;
 };
 
 struct HeadRow {
@@ -32,6 +37,11 @@ struct HeadChoice {
     u32 suppressed_count;
     u32 ends[16];
     u32 suppressed[16];
+    // What logits go through first: `cap · tanh(logit / cap) · factor`; a cap of 0 is none.
+    float cap;
+    float factor;
+    u32 wants_entropy;
+    u32 wants_top;
 };
 
 // The finalizer of SplitMix64 (Steele, Lea, Flood 2014).
@@ -57,8 +67,16 @@ DEVICE float gumbel_at_most(u64 bits) {
     return -logf(-logf(uniform)) + 1e-3f;
 }
 
+DEVICE float scaled(float logit, const HeadChoice &choice) {
+    // Exact to 1e-7 of the cap.
+    if (choice.cap != 0.0f) logit = (1.0f - 2.0f / (expf(2.0f * logit / choice.cap) + 1.0f)) * choice.cap;
+    return logit * choice.factor;
+}
+
+// Where there are `means`, logits become `exp(logit - max)`, by which the head's rows are to be summed, and what was summed
+// so of earlier pieces, `mean_width` numbers a row, is brought to the new largest logit.
 KERNEL_FUNCTION head_reduce(HeadState *states, float *all_logits, const HeadRow *rows, u32 row_count, u32 columns,
-                            u32 first, HeadChoice choice) {
+                            u32 first, const __grid_constant__ HeadChoice choice, float *means, u32 mean_width) {
     const HeadRow row = rows[blockIdx.x];
     float *logits = all_logits + u64(blockIdx.x) * columns;
     const float minus_infinity = -infinity();
@@ -74,6 +92,10 @@ KERNEL_FUNCTION head_reduce(HeadState *states, float *all_logits, const HeadRow 
         }
         __syncthreads();
     }
+    if (choice.cap != 0.0f || choice.factor != 1.0f) {
+        for (u32 i = threadIdx.x; i < columns; i += REDUCE_THREADS) logits[i] = scaled(logits[i], choice);
+        __syncthreads();
+    }
     for (u32 i = threadIdx.x; i < choice.suppressed_count; i += REDUCE_THREADS) forbid(choice.suppressed[i]);
     __syncthreads();
 
@@ -85,14 +107,25 @@ KERNEL_FUNCTION head_reduce(HeadState *states, float *all_logits, const HeadRow 
     float max = minus_infinity;
     for (u32 i = threadIdx.x; i < columns; i += REDUCE_THREADS) max = fmaxf(max, logits[i]);
     max = reduce_block(max, [](float a, float b) { return fmaxf(a, b); });
+    float shrink = 1.0f;
     if (max > state.max) {
-        state.sum *= double(expf(state.max - max));
+        shrink = expf(state.max - max);
+        state.sum *= double(shrink);
+        state.weighted *= double(shrink);
         state.max = max;
     }
     double sum = 0.0;
     for (u32 i = threadIdx.x; i < columns; i += REDUCE_THREADS) sum += double(expf(logits[i] - state.max));
     sum = sum_of_block(sum);
     if (state.max != minus_infinity) state.sum += sum;
+    if (choice.wants_entropy != 0) {
+        double weighted = 0.0;
+        for (u32 i = threadIdx.x; i < columns; i += REDUCE_THREADS) {
+            // −∞ · 0 is no number.
+            if (logits[i] > minus_infinity) weighted += double(expf(logits[i] - state.max)) * double(logits[i]);
+        }
+        state.weighted += sum_of_block(weighted);
+    }
 
     // What can't be chosen still counted for the sum.
     if (threadIdx.x == 0) forbid(choice.mask);
@@ -115,6 +148,17 @@ KERNEL_FUNCTION head_reduce(HeadState *states, float *all_logits, const HeadRow 
         if (score > best.score) best = {score, first + i};
     }
     best = best_of_block(best);
+    if (choice.wants_top != 0) {
+        Best<float> top = {minus_infinity, Best<float>::NONE};
+        for (u32 i = threadIdx.x; i < used; i += REDUCE_THREADS) {
+            if (logits[i] > top.score) top = {logits[i], first + i};
+        }
+        top = best_of_block(top);
+        if (top.score > state.top_logit) {
+            state.top_logit = top.score;
+            state.top = top.token;
+        }
+    }
 
     if (threadIdx.x == 0) {
         if (best.score > state.best_score) {
@@ -124,4 +168,20 @@ KERNEL_FUNCTION head_reduce(HeadState *states, float *all_logits, const HeadRow 
         }
         states[blockIdx.x] = state;
     }
+    if (means == nullptr) return;
+    // The best logit was read before it is overwritten.
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < columns; i += REDUCE_THREADS) {
+        logits[i] = logits[i] > minus_infinity ? expf(logits[i] - state.max) : 0.0f;
+    }
+    if (shrink == 1.0f) return;
+    means += u64(blockIdx.x) * mean_width;
+    for (u32 i = threadIdx.x; i < mean_width; i += REDUCE_THREADS) means[i] *= shrink;
+}
+
+// What was summed becomes means, once all logits were taken.
+KERNEL_FUNCTION head_means(float *means, const HeadState *states, u32 width) {
+    const float sum = float(states[blockIdx.x].sum);
+    means += u64(blockIdx.x) * width;
+    for (u32 i = threadIdx.x; i < width; i += REDUCE_THREADS) means[i] /= sum;
 }

@@ -31,6 +31,9 @@
     KERNEL_FUNCTION silu_multiply_##T(number::T *gate, const number::T *up, u64 count) { \
         silu_multiply(gate, up, count); \
     } \
+    KERNEL_FUNCTION gelu_multiply_##T(number::T *gate, const number::T *up, u64 count) { \
+        gelu_multiply(gate, up, count); \
+    } \
     KERNEL_FUNCTION element_function_##T(number::T *x, u32 function, u64 count) { \
         element_function(x, function, count); \
     } \

@@ -2,6 +2,27 @@
 
 ROW_KERNELS(f32)
 
+KERNEL_FUNCTION add_rms_norm_f32(float *out, const float *x, const u8 *weight, u32 weight_format, u32, u32 width,
+                                 float epsilon) {
+    add_rms_norm(out, x, weight, weight_format, width, epsilon);
+}
+
+KERNEL_FUNCTION scale_f32(float *out, const float *x, float factor, u64 count) {
+    const u64 i = thread_of_grid();
+    if (i < count) out[i] = x[i] * factor;
+}
+
+// Rows times the only number of one of two weights: of the second where `chosen` is 1. The grid's first dimension has the
+// rows.
+KERNEL_FUNCTION scale_rows_f32(float *x, const u32 *chosen, const u8 *first, u32 first_format, const u8 *second,
+                               u32 second_format, u32 width) {
+    const u32 column = blockIdx.y * blockDim.x + threadIdx.x;
+    if (column >= width) return;
+    const float factor =
+        chosen[blockIdx.x] != 0 ? stored_number(second, second_format, 0) : stored_number(first, first_format, 0);
+    x[u64(blockIdx.x) * width + column] *= factor;
+}
+
 KERNEL_FUNCTION stack_vectors_f32(float *out, const __grid_constant__ StoredVectors vectors, u32 width) {
     stack_vectors(out, vectors, width);
 }

@@ -15,7 +15,7 @@ mod rwkv7;
 mod salience;
 
 pub use self::{
-    attend::{ATTEND_QUERIES, AttentionArgs, AttentionSegment, AttentionTask, HEAD_DIM_MAX},
+    attend::{ATTEND_HEAD_DIM_MAX, ATTEND_QUERIES, AttentionArgs, AttentionSegment, AttentionTask, HEAD_DIM_MAX},
     backward::{
         ATTEND_BACKWARD_FLOATS, ATTEND_BACKWARD_ROWS, AttentionBackwardArgs, AttentionBackwardTask,
         CrossEntropyState,
@@ -24,7 +24,7 @@ pub use self::{
     dictionary::{
         DictionaryIndexError, DictionaryMatmul, dictionary_index, dictionary_index_bytes,
     },
-    lm_head::{CompareState, LM_HEAD_TOKENS, LmHeadRow, LmHeadSampling, LmHeadState, NO_TOKEN},
+    lm_head::{CompareState, LM_HEAD_TOKENS, LmHeadMeans, LmHeadRow, LmHeadSampling, LmHeadState, NO_TOKEN},
     mixture::{EXPERT_TASK_ROWS, ExpertTask, GroupedMatmul, RoutedRows, RouterRows, RouterRules},
     rows::{ElementFunction, RopeArgs, RopeRows, STACKED_VECTORS},
     rwkv7::{StateRun, TIME_MIX_HEAD_DIM, TimeMixArgs},
@@ -125,8 +125,46 @@ impl Gpu {
         )
     }
 
-    /// Each head of each row of `x`, in place, divided by the root of its mean square plus `epsilon`, times `weight`, which
-    /// has a plain format and is as wide as a head. `sizes`: rows, heads of a row, elements of a head.
+    /// Adds `x / sqrt(mean(x²) + epsilon) · weight` to each row of `out`; both are `f32`, and `weight` has a plain format.
+    ///
+    /// # Errors
+    /// When the launch fails, or work that was sent before has failed.
+    ///
+    /// # Panics
+    /// When a span is too short, or the weights' format has blocks.
+    pub fn add_rms_norm(
+        &self,
+        out: GpuSpan,
+        x: GpuSpan,
+        (weight, weight_format): (GpuSpan, Format),
+        [rows, width]: [usize; 2],
+        epsilon: f32,
+    ) -> Result<(), CudaError> {
+        holds("out", out, rows * width, 4);
+        holds("x", x, rows * width, 4);
+        holds_weights(weight, weight_format, width);
+        let weight_format = vector_format(weight_format);
+        if rows == 0 || width == 0 {
+            return Ok(());
+        }
+        self.send(
+            "add_rms_norm_f32",
+            [rows, 1],
+            REDUCE_THREADS,
+            &[
+                address(out),
+                address(x),
+                address(weight),
+                KernelArgument::U32(weight_format),
+                size(rows),
+                size(width),
+                KernelArgument::F32(epsilon),
+            ],
+        )
+    }
+
+    /// Each head of each row of `x`, in place, divided by the root of its mean square plus `epsilon`, times `weight`, if
+    /// there is one, which has a plain format and is as wide as a head. `sizes`: rows, heads of a row, elements of a head.
     ///
     /// # Errors
     /// When the launch fails, or work that was sent before has failed.
@@ -137,15 +175,19 @@ impl Gpu {
         &self,
         dtype: DType,
         x: GpuSpan,
-        weight: GpuSpan,
-        weight_format: Format,
+        weight: Option<(GpuSpan, Format)>,
         sizes: [usize; 3],
         epsilon: f32,
     ) -> Result<(), CudaError> {
         let [rows, heads, head_dim] = sizes;
         holds("x", x, rows * heads * head_dim, dtype.bytes());
-        holds_weights(weight, weight_format, head_dim);
-        let weight_format = vector_format(weight_format);
+        let (weight, weight_format) = match weight {
+            Some((weight, format)) => {
+                holds_weights(weight, format, head_dim);
+                (address(weight), vector_format(format))
+            }
+            None => (KernelArgument::Address(0), 0),
+        };
         if rows * heads * head_dim == 0 {
             return Ok(());
         }
@@ -155,7 +197,7 @@ impl Gpu {
             REDUCE_THREADS,
             &[
                 address(x),
-                address(weight),
+                weight,
                 KernelArgument::U32(weight_format),
                 size(heads),
                 size(head_dim),
@@ -181,6 +223,25 @@ impl Gpu {
         holds("gate", gate, count, dtype.bytes());
         holds("up", up, count, dtype.bytes());
         self.elements("silu_multiply", dtype, [gate, up], count)
+    }
+
+    /// `gate = gelu(gate) · up`, GELU by the hyperbolic tangent.
+    ///
+    /// # Errors
+    /// When the launch fails, or work that was sent before has failed.
+    ///
+    /// # Panics
+    /// When a span is too short.
+    pub fn gelu_mul(
+        &self,
+        dtype: DType,
+        gate: GpuSpan,
+        up: GpuSpan,
+        count: usize,
+    ) -> Result<(), CudaError> {
+        holds("gate", gate, count, dtype.bytes());
+        holds("up", up, count, dtype.bytes());
+        self.elements("gelu_multiply", dtype, [gate, up], count)
     }
 
     /// Adds `y` to `x` (`f32`).

@@ -42,7 +42,7 @@ pub use kernels::{
     AttentionBackwardArgs, AttentionBackwardTask, AttentionSegment, AttentionTask, CompareState,
     CompressedChunk, CompressedGpuMatrix, Compression, CrossEntropyState, DictionaryIndexError,
     DictionaryMatmul, EXPERT_TASK_ROWS, ElementFunction, ExpertTask, FEW_ROWS, GroupedMatmul,
-    HEAD_DIM_MAX, LM_HEAD_TOKENS, LmHeadRow, LmHeadSampling, LmHeadState, NO_TOKEN, RopeArgs,
+    ATTEND_HEAD_DIM_MAX, HEAD_DIM_MAX, LM_HEAD_TOKENS, LmHeadMeans, LmHeadRow, LmHeadSampling, LmHeadState, NO_TOKEN, RopeArgs,
     RopeRows, RoutedRows, RouterRows, RouterRules, STACKED_VECTORS, SalienceArgs, SalienceScratch,
     StateRun, TIME_MIX_HEAD_DIM, TimeMixArgs, dictionary_index, dictionary_index_bytes,
 };

@@ -150,17 +150,13 @@ pub enum EngineError {
     #[error("the model was replaced before the request ran")]
     ModelReplaced,
     /// The GPU's attention kernels do not support the model's heads.
-    #[error(
-        "the GPU kernels support even head dimensions up to {max}; this model has {head_dim}",
-        max = sluice_cuda::HEAD_DIM_MAX
-    )]
+    #[error("the GPU kernels support even head dimensions up to {max}; this model has {head_dim}")]
     HeadDim {
         /// Elements in one of the model's heads.
         head_dim: usize,
+        /// Most elements that its heads may have.
+        max: usize,
     },
-    /// No kernels of a GPU compute what the model's layers need.
-    #[error("DiffusionGemma is computed on the CPU alone")]
-    CpuOnly,
     /// A sample of the learned prior is infinite or not a number.
     #[error("the sample of the model's learned prior is not finite")]
     PriorNotFinite,

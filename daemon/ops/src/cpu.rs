@@ -126,6 +126,21 @@ impl CpuBackend {
         });
     }
 
+    pub(super) fn add_rms_norm(
+        &self,
+        out: &mut Activation,
+        x: &Activation,
+        weight: &Weight<'_>,
+        scale: &mut Activation,
+        epsilon: f32,
+    ) {
+        weight.dequantize(scale.row_mut(0));
+        let (scale, instructions) = (scale.row(0), self.instructions());
+        self.each_row(out, |index, out| {
+            rows::add_rms_norm(instructions, out, x.row(index), scale, epsilon);
+        });
+    }
+
     pub(super) fn rms_norm_heads(
         &self,
         x: &mut Activation,

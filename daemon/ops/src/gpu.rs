@@ -2,6 +2,7 @@
 //! results back waits.
 
 mod backward;
+mod gemma;
 mod mixture;
 mod rwkv7;
 mod weights;
@@ -184,18 +185,18 @@ impl GpuBackend {
         )?)
     }
 
-    pub(super) fn rms_norm_heads(
+    pub(super) fn norm_heads(
         &self,
         x: &Activation,
-        weight: &Weight<'_>,
+        weight: Option<&Weight<'_>>,
+        head_dim: usize,
         epsilon: f32,
     ) -> Result<(), OpsError> {
         Ok(self.gpu.rms_norm_heads(
             x.dtype(),
             x.span(),
-            weight.span(),
-            weight.format,
-            [x.len(), x.width() / weight.width, weight.width],
+            weight.map(|weight| (weight.span(), weight.format)),
+            [x.len(), x.width() / head_dim, head_dim],
             epsilon,
         )?)
     }
@@ -352,6 +353,7 @@ impl GpuBackend {
             heads: shape.heads,
             kv_heads: shape.kv_heads,
             head_dim: shape.head_dim,
+            scale: shape.score_scale(),
             window,
         };
         Ok(self.gpu.attend(q.dtype(), attend)?)

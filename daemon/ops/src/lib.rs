@@ -422,7 +422,7 @@ impl Ops {
                 let mut scale = self.pool.take(1, weight.width, DType::F32)?;
                 cpu.rms_norm_heads(x, weight, &mut scale, epsilon);
             }
-            Backend::Gpu(gpu) => gpu.rms_norm_heads(x, weight, epsilon)?,
+            Backend::Gpu(gpu) => gpu.norm_heads(x, Some(weight), weight.width, epsilon)?,
             Backend::DryRun => drop(self.pool.take(1, weight.width, DType::F32)?),
         }
         Ok(())

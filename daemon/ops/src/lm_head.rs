@@ -111,7 +111,7 @@ pub struct LmHeadGroup<'a> {
     /// rows' positions span no more than it has places.
     pub distributions: Option<&'a mut Distributions>,
     /// For each row the mean of the head's rows by their probabilities, of a head that is the embedding: what a token would
-    /// be that is all tokens at once. GPUs compute none.
+    /// be that is all tokens at once.
     pub soft: Option<&'a mut SoftEmbeddings>,
 }
 
@@ -226,10 +226,11 @@ impl Ops {
         }
         let rows = groups.iter().map(|group| group.rows.len()).sum();
         let inputs = groups.iter().map(LmHeadGroup::inputs).sum::<usize>();
-        // Soft embeddings are summed piece by piece, so that pieces must not depend on what other rows there are.
         let is_soft = groups.iter().any(|group| group.soft.is_some());
         // Monotonic in the rows: a pass of fewer rows must not take more memory than the dry run's.
-        let count = match is_soft {
+        let count = match is_soft && !self.device.is_gpu() {
+            // Soft embeddings are summed piece by piece, so that pieces must not depend on what other rows there are. A
+            // GPU, whose results do, has more to do at once in larger pieces.
             true => PIECE_COLUMNS_MIN * inputs,
             false => PIECE_LOGITS.max(PIECE_COLUMNS_MIN * inputs),
         }
@@ -237,9 +238,11 @@ impl Ops {
         // There may be no rows: then nothing can be divided by them.
         let columns = whole_columns(count.checked_div(inputs).unwrap_or(part_rows), part_rows);
         let (device, ledger) = (&self.device, &self.ledger);
-        let on_gpu = || LmHeadMemory::take(&self.pool, rows, count);
+        let shares = is_soft.then(|| device.dtype());
+        let on_gpu = || LmHeadMemory::take(&self.pool, rows, count, shares);
         let state = match &self.backend {
             Backend::Gpu(_) if !groups.iter().all(LmHeadGroup::is_plain) => {
+                assert!(!is_soft, "nothing is asked beside soft embeddings that copies logits");
                 ReductionState::Copied {
                     memory: on_gpu()?,
                     running: start(&mut groups, device.instructions()),
@@ -314,13 +317,14 @@ impl Ops {
                         }
                     }
                 }
+                Backend::DryRun if self.device.is_gpu() => {}
                 Backend::DryRun => self.add_soft(reduction, &piece)?,
             }
         }
         Ok(())
     }
 
-    /// Adds a piece of the head to the soft embeddings, by what the rows' logits have become.
+    /// Adds a piece of the head to the soft embeddings on the CPU, by what the rows' logits have become.
     fn add_soft(
         &self,
         reduction: &mut LmHeadReduction<'_>,
@@ -366,6 +370,8 @@ impl LmHeadReduction<'_> {
     /// When a row's logits are NaN, or the device fails.
     pub fn candidates(mut self) -> Result<Vec<Vec<Candidate>>, OpsError> {
         let rows = self.groups.iter().map(|group| group.rows.len());
+        // A GPU's are done there.
+        let divides = matches!(self.state, ReductionState::Cpu { .. });
         let running = match self.state {
             ReductionState::Cpu { running, .. } | ReductionState::Copied { running, .. } => running,
             ReductionState::Gpu(state) => state.read(rows.sum())?,
@@ -375,7 +381,8 @@ impl LmHeadReduction<'_> {
         let groups = self.groups.iter_mut().map(|group| {
             // States of all groups lie one after another, as `start` made them.
             let pairs = group.rows.iter().zip(running.by_ref());
-            let mut soft = group.soft.as_mut().map(|soft| soft.rows_mut());
+            let soft = group.soft.as_mut().filter(|_| divides);
+            let mut soft = soft.map(|soft| soft.rows_mut());
             let candidates = pairs.map(|(row, running)| {
                 if let Some(soft) = soft.as_mut().and_then(Iterator::next) {
                     let sum = running.sum as f32;
@@ -505,8 +512,12 @@ fn reduce(
 }
 
 impl LogitScaling {
+    fn factor(self) -> f32 {
+        self.temperature.recip() as f32
+    }
+
     fn apply(self, instructions: Instructions, logits: &mut [f32]) {
-        let factor = self.temperature.recip() as f32;
+        let factor = self.factor();
         match self.soft_cap {
             Some(cap) => exp::cap(instructions, logits, cap, factor),
             None => logits.iter_mut().for_each(|logit| *logit *= factor),
@@ -525,13 +536,10 @@ impl LmHeadGroup<'_> {
             }
     }
 
-    /// Whether a GPU's kernel computes all that is asked for: what confidences need.
+    /// Whether a GPU's kernel computes all that is asked for.
     fn is_plain(&self) -> bool {
-        let choice = &self.sampling;
-        choice.ranking == RankingScore::Confidence
-            && !(choice.top && choice.temperature > 0.0)
+        self.sampling.ranking != RankingScore::Margin
             && self.distributions.is_none()
-            && choice.scaling.is_none()
             && self.rows.iter().all(|row| row.watched.is_empty())
     }
 }

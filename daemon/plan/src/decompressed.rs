@@ -56,13 +56,18 @@ pub(super) fn bytes(groups: &[WeightGroupPlan], input: &PlanInput<'_>) -> u64 {
         return 0;
     };
     let rows = workload.rows().max(workload.lm_head_rows());
-    // Gradients go back through plain weights alone. A request that thinks finds the plan as it stands.
-    let goes_back = matches!(shape.layer_kind, LayerKind::LatentThought(_));
+    // Plain weights alone are multiplied by from the other side: where gradients go back (a request that thinks finds the plan
+    // as it stands), and where the head's rows are summed.
+    let is_transposed = |part| match shape.layer_kind {
+        LayerKind::LatentThought(_) => true,
+        LayerKind::Gemma(_) => part == TensorPart::LmHead,
+        _ => false,
+    };
     let is_decoded = |tensor: &&TensorPlan| {
         // Vectors are not multiplied by, and the embedding is read row by row.
         tensor.rows > 1
             && tensor.part != TensorPart::Embedding
-            && match goes_back {
+            && match is_transposed(tensor.part) {
                 true => !tensor.storage.on_gpu().is_plain(),
                 false => is_decompressed_first(gpu, tensor.storage.on_gpu(), rows),
             }

@@ -315,11 +315,9 @@ fn engine(error: &EngineError) -> ErrorRow {
         EngineError::ModelReplaced => ErrorRow::new(Code::Aborted, "MODEL_REPLACED")
             .hint("send the request again; the new model answers it")
             .retry(),
-        EngineError::HeadDim { head_dim } => ErrorRow::new(Code::FailedPrecondition, "HEAD_DIM")
+        EngineError::HeadDim { head_dim, .. } => ErrorRow::new(Code::FailedPrecondition, "HEAD_DIM")
             .hint("start sluiced with --device cpu")
             .figure("head_dim", head_dim),
-        EngineError::CpuOnly => ErrorRow::new(Code::FailedPrecondition, "CPU_ONLY")
-            .hint("start sluiced with --device cpu"),
         EngineError::PriorNotFinite => ErrorRow::new(Code::DataLoss, "PRIOR_NOT_FINITE").hint(
             "draw latents from N(0, I) with the prior none, or train another prior with `sluice-train prior`",
         ),

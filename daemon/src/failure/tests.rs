@@ -31,7 +31,6 @@ fn name(failure: &Failure) -> &'static str {
         F::Engine(E::Ops(OpsError::OutOfMemory { .. })) => "out of memory",
         F::Engine(E::Ops(OpsError::NoGpu(_))) => "no card",
         F::Engine(E::HeadDim { .. }) => "head size",
-        F::Engine(E::CpuOnly) => "CPU only",
         F::Engine(E::PriorNotFinite) => "prior not finite",
         F::Engine(E::Ops(OpsError::Gpu(_))) => "card",
         F::Engine(E::Plan(error)) => plan_name(error),
@@ -244,10 +243,12 @@ async fn all() -> Vec<(Failure, Code)> {
             FailedPrecondition,
         ),
         (
-            engine(EngineError::HeadDim { head_dim: 320 }),
+            engine(EngineError::HeadDim {
+                head_dim: 320,
+                max: 256,
+            }),
             FailedPrecondition,
         ),
-        (engine(EngineError::CpuOnly), FailedPrecondition),
         (
             engine(EngineError::Ops(OpsError::Gpu(
                 CudaError::OutOfPinnedMemory { needed_bytes: 1 },

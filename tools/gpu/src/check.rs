@@ -20,7 +20,7 @@ use super::{Deadline, Found, Limit, Report, about, open, operations, requests::R
 /// The fixtures that every device is checked with: models with many heads, with grouped heads in bf16 and two files,
 /// with an autoregressive mask, with biases and shifted logits, with states, with windows and latents, of blocks, and
 /// mixtures of experts with each of the routers.
-const FIXTURES: [&str; 13] = [
+const FIXTURES: [&str; 14] = [
     "llada-tiny",
     "llada-tiny-bf16",
     "llama-tiny",
@@ -34,6 +34,7 @@ const FIXTURES: [&str; 13] = [
     "llada-moe-tiny",
     "llada2-tiny",
     "rnd1-tiny",
+    "diffusion-gemma-tiny",
 ];
 
 /// What is checked.

@@ -10,8 +10,11 @@ use crate::{error::CudaError, gpu::Gpu, launch::KernelArgument, span::GpuSpan};
 /// Most queries of an [`AttentionTask`].
 pub const ATTEND_QUERIES: usize = 64;
 
-/// Largest head dimension that [`Gpu::attend`] supports.
+/// Largest head dimension that all kernels support.
 pub const HEAD_DIM_MAX: usize = 256;
+
+/// Largest head dimension that [`Gpu::attend`] supports; gradients and the choice of keys have [`HEAD_DIM_MAX`].
+pub const ATTEND_HEAD_DIM_MAX: usize = 512;
 
 /// Queries of one sequence, and the keys that they attend to. The kernels read this structure as it is.
 #[repr(C)]
@@ -62,16 +65,18 @@ pub struct AttentionArgs {
     pub heads: usize,
     /// Number of key and value heads; each serves `heads / kv_heads` query heads (grouped-query attention).
     pub kv_heads: usize,
-    /// Elements of a head: an even number up to [`HEAD_DIM_MAX`].
+    /// Elements of a head: an even number up to [`ATTEND_HEAD_DIM_MAX`].
     pub head_dim: usize,
+    /// What scores are multiplied by.
+    pub scale: f32,
     /// Most keys that a query of a causal task sees, up to its own; `None` for all.
     pub window: Option<usize>,
 }
 
-/// Panics unless the kernels support these heads.
-pub(super) fn check_heads(heads: usize, kv_heads: usize, head_dim: usize) {
+/// Panics unless kernels for heads of at most `most` elements support these.
+pub(super) fn check_heads(heads: usize, kv_heads: usize, head_dim: usize, most: usize) {
     assert!(
-        head_dim.is_multiple_of(2) && head_dim <= HEAD_DIM_MAX,
+        head_dim.is_multiple_of(2) && head_dim <= most,
         "heads of {head_dim} numbers"
     );
     assert!(
@@ -81,7 +86,7 @@ pub(super) fn check_heads(heads: usize, kv_heads: usize, head_dim: usize) {
 }
 
 impl Gpu {
-    /// `softmax(q · kᵀ / √head_dim) · v` for each head and task. Rows of no task are not written; a query without keys
+    /// `softmax(q · kᵀ · scale) · v` for each head and task. Rows of no task are not written; a query without keys
     /// gets zeros. Keys beyond the rows of `k` take turns in them: key i lies in row i modulo their number.
     ///
     /// # Errors
@@ -101,9 +106,10 @@ impl Gpu {
             heads,
             kv_heads,
             head_dim,
+            scale,
             window,
         } = attend;
-        check_heads(heads, kv_heads, head_dim);
+        check_heads(heads, kv_heads, head_dim, ATTEND_HEAD_DIM_MAX);
         holds("tasks", tasks, task_count, size_of::<AttentionTask>());
         if task_count == 0 || heads == 0 || head_dim == 0 {
             return Ok(());
@@ -125,16 +131,14 @@ impl Gpu {
         assert!(out.bytes() >= q.bytes(), "out is shorter than q");
         assert!(v.bytes() == k.bytes(), "keys and values differ");
         holds("segments", segments, 0, 4);
-        // An `f32` kernel takes half of a task's queries, which leaves it enough registers.
-        let parts = if dtype == DType::F32 { 2 } else { 1 };
-        // Kernels are compiled for three head dimensions; shorter heads are padded.
-        let dim = [64, 128, 256].into_iter().find(|&dim| head_dim <= dim);
+        // Kernels are compiled for four head dimensions; shorter heads are padded.
+        let dim = [64, 128, 256, 512].into_iter().find(|&dim| head_dim <= dim);
+        let dim = dim.expect("heads are no longer than that");
+        // A block of an `f32` kernel takes half of a task's queries, and of the longest heads half as many as of others: that
+        // leaves it enough registers and shared memory.
+        let parts = if dtype == DType::F32 { 2 } else { 1 } * if dim == 512 { 2 } else { 1 };
         self.send(
-            &format!(
-                "attend_{}_{}",
-                dtype.name(),
-                dim.expect("heads are no longer than that")
-            ),
+            &format!("attend_{}_{dim}", dtype.name()),
             // Tasks go into the grid's first dimension: the second allows no more than 65,535 blocks.
             [parts * task_count, heads],
             128,
@@ -148,7 +152,7 @@ impl Gpu {
                 size(heads),
                 size(kv_heads),
                 size(head_dim),
-                KernelArgument::F32((head_dim as f32).sqrt().recip()),
+                KernelArgument::F32(scale),
                 window.map_or(KernelArgument::U32(u32::MAX), size),
                 size((k.bytes() / row(kv_heads)).max(1)),
             ],

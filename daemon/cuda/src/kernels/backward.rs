@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 use sluice_formats::{DType, Format};
 
 use super::{
-    ELEMENT_THREADS, REDUCE_THREADS, address, attend::check_heads, holds, holds_weights, size,
+    ELEMENT_THREADS, REDUCE_THREADS, address, attend::check_heads, HEAD_DIM_MAX, holds, holds_weights, size,
     size_64, threads, vector_format,
 };
 use crate::{
@@ -176,7 +176,7 @@ impl Gpu {
             kv_heads,
             head_dim,
         } = args;
-        check_heads(heads, kv_heads, head_dim);
+        check_heads(heads, kv_heads, head_dim, HEAD_DIM_MAX);
         let task_bytes = size_of::<AttentionBackwardTask>();
         for (tasks, count) in tasks.into_iter().zip(task_counts) {
             holds("tasks", tasks, count, task_bytes);

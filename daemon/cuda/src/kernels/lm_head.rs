@@ -28,6 +28,12 @@ pub struct LmHeadState {
     pub sum: f64,
     /// Best logit with noise.
     pub best_score: f64,
+    /// Sum of `logit * exp(logit - max)`, where [`LmHeadSampling::wants_entropy`].
+    pub weighted: f64,
+    /// Largest logit of those that may be chosen, where [`LmHeadSampling::wants_top`].
+    pub top_logit: f32,
+    /// Its token, or [`NO_TOKEN`].
+    pub top: u32,
 }
 
 impl LmHeadState {
@@ -39,6 +45,9 @@ impl LmHeadState {
         best: NO_TOKEN,
         sum: 0.0,
         best_score: f64::NEG_INFINITY,
+        weighted: 0.0,
+        top_logit: f32::NEG_INFINITY,
+        top: NO_TOKEN,
     };
 }
 
@@ -80,6 +89,23 @@ pub struct LmHeadSampling {
     pub ends: [u32; LM_HEAD_TOKENS],
     /// Tokens whose logit counts as −∞, for choice and probability alike.
     pub suppressed: [u32; LM_HEAD_TOKENS],
+    /// What logits are bounded by, smoothly, before all else; 0: they are not.
+    pub cap: f32,
+    /// What they are multiplied by then.
+    pub factor: f32,
+    /// 1 where [`LmHeadState::weighted`] is wanted.
+    pub wants_entropy: u32,
+    /// 1 where [`LmHeadState::top`] is wanted.
+    pub wants_top: u32,
+}
+
+/// Rows that are to become means of the head's rows by their probabilities: `f32`, `width` elements each.
+#[derive(Debug, Clone, Copy)]
+pub struct LmHeadMeans {
+    /// A row for each row of logits.
+    pub rows: GpuSpan,
+    /// Elements of a row.
+    pub width: usize,
 }
 
 /// State of a row between pieces of the vocabulary, for two models' logits.
@@ -111,7 +137,8 @@ impl CompareState {
 
 impl Gpu {
     /// Adds `columns` logits (`f32`) of each row, those of the tokens from `first` on, to the rows' states. `rows` are
-    /// [`LmHeadRow`]s, `states` [`LmHeadState`]s. The logits are overwritten.
+    /// [`LmHeadRow`]s, `states` [`LmHeadState`]s. The logits are overwritten: for `means`, by `exp(logit - max)`, with which the
+    /// head's rows are to be added to them; what they hold is brought to the new largest logit.
     ///
     /// # Errors
     /// When the launch fails, or work that was sent before has failed.
@@ -128,6 +155,7 @@ impl Gpu {
         columns: usize,
         first: usize,
         sampling: &LmHeadSampling,
+        means: Option<LmHeadMeans>,
     ) -> Result<(), CudaError> {
         assert!(
             sampling.end_count.max(sampling.suppressed_count) as usize <= LM_HEAD_TOKENS,
@@ -138,6 +166,13 @@ impl Gpu {
         holds("states", states, row_count, size_of::<LmHeadState>());
         holds("logits", logits, branches * row_count * columns, 4);
         holds("rows", rows, row_count, size_of::<LmHeadRow>());
+        let (means, mean_width) = match means {
+            Some(LmHeadMeans { rows, width }) => {
+                holds("means", rows, row_count * width, 4);
+                (address(rows), width)
+            }
+            None => (KernelArgument::Address(0), 0),
+        };
         if row_count == 0 || columns == 0 {
             return Ok(());
         }
@@ -155,7 +190,35 @@ impl Gpu {
                 size(columns),
                 size(first),
                 KernelArgument::Bytes(bytemuck::bytes_of(sampling)),
+                means,
+                size(mean_width),
             ],
+        )
+    }
+
+    /// Divides sums of the head's rows by those of their rows' exponentials, once the states have all of them.
+    ///
+    /// # Errors
+    /// When the launch fails, or work that was sent before has failed.
+    ///
+    /// # Panics
+    /// When a span is too short.
+    pub fn lm_head_means(
+        &self,
+        LmHeadMeans { rows, width }: LmHeadMeans,
+        states: GpuSpan,
+        row_count: usize,
+    ) -> Result<(), CudaError> {
+        holds("means", rows, row_count * width, 4);
+        holds("states", states, row_count, size_of::<LmHeadState>());
+        if row_count == 0 || width == 0 {
+            return Ok(());
+        }
+        self.send(
+            "head_means",
+            [row_count, 1],
+            REDUCE_THREADS,
+            &[address(rows), address(states), size(width)],
         )
     }
 

@@ -279,6 +279,77 @@ impl Gpu {
         )
     }
 
+    /// `out = x · factor`, both `f32` and perhaps the same.
+    ///
+    /// # Errors
+    /// When the launch fails, or work that was sent before has failed.
+    ///
+    /// # Panics
+    /// When a span is too short.
+    pub fn scale(
+        &self,
+        out: GpuSpan,
+        x: GpuSpan,
+        factor: f32,
+        count: usize,
+    ) -> Result<(), CudaError> {
+        holds("out", out, count, 4);
+        holds("x", x, count, 4);
+        if count == 0 {
+            return Ok(());
+        }
+        self.send(
+            "scale_f32",
+            threads(count),
+            ELEMENT_THREADS,
+            &[
+                address(out),
+                address(x),
+                KernelArgument::F32(factor),
+                KernelArgument::U64(count as u64),
+            ],
+        )
+    }
+
+    /// Multiplies each row of `x` (`f32`) by the only element of one of two weights, in plain formats: of the second where
+    /// `chosen` (`u32`) is not 0.
+    ///
+    /// # Errors
+    /// When the launch fails, or work that was sent before has failed.
+    ///
+    /// # Panics
+    /// When a span is too short, or a format has blocks.
+    pub fn scale_rows(
+        &self,
+        x: GpuSpan,
+        chosen: GpuSpan,
+        [first, second]: [(GpuSpan, Format); 2],
+        [rows, width]: [usize; 2],
+    ) -> Result<(), CudaError> {
+        holds("x", x, rows * width, 4);
+        holds("chosen", chosen, rows, 4);
+        for (weight, format) in [first, second] {
+            holds_weights(weight, format, 1);
+        }
+        if rows == 0 || width == 0 {
+            return Ok(());
+        }
+        self.send(
+            "scale_rows_f32",
+            [rows, threads(width)[0]],
+            ELEMENT_THREADS,
+            &[
+                address(x),
+                address(chosen),
+                address(first.0),
+                KernelArgument::U32(vector_format(first.1)),
+                address(second.0),
+                KernelArgument::U32(vector_format(second.1)),
+                size(width),
+            ],
+        )
+    }
+
     /// Vectors of `width` elements, each in a plain format, as rows of `f32`, in one launch.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! How much attention keys receive, and moving the rows of those that stay together.
 
-use super::{ELEMENT_THREADS, address, attend::check_heads, holds, size, threads};
+use super::{ELEMENT_THREADS, HEAD_DIM_MAX, address, attend::check_heads, holds, size, threads};
 use sluice_formats::DType;
 
 use crate::{error::CudaError, gpu::Gpu, launch::KernelArgument, span::GpuSpan};
@@ -82,7 +82,7 @@ impl Gpu {
             queries,
             keys,
         } = sizes;
-        check_heads(heads, kv_heads, head_dim);
+        check_heads(heads, kv_heads, head_dim, HEAD_DIM_MAX);
         holds("out", out, keys, 4);
         holds("scratch", scratch, sizes.bytes() / 4, 4);
         holds("q", q, queries * heads * head_dim, dtype.bytes());

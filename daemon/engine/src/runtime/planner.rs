@@ -3,12 +3,9 @@
 use std::sync::{Arc, PoisonError, RwLock};
 
 use sluice_checkpoint::{
-    Checkpoint, CheckpointError, PriorFile, disk_bandwidth,
-    family::ModelConfig,
-    features::{Feature, Features},
-    weight_cache,
+    Checkpoint, CheckpointError, PriorFile, disk_bandwidth, family::ModelConfig, weight_cache,
 };
-use sluice_cuda::HEAD_DIM_MAX;
+use sluice_cuda::{ATTEND_HEAD_DIM_MAX, HEAD_DIM_MAX};
 use sluice_plan::{
     BLOCK_DEFAULT, CANVAS_DEFAULT, Machine, Plan, PlanError, PlanInput, Workload, sharing::Fit,
 };
@@ -236,14 +233,16 @@ fn check_device(config: &ModelConfig, machine: &Machine) -> Result<(), EngineErr
     if machine.device.gpu.is_none() {
         return Ok(());
     }
-    let head_dim = config.shape.head_dim;
-    // The GPU's attention kernels are compiled for these sizes.
-    if head_dim > HEAD_DIM_MAX || !head_dim.is_multiple_of(2) {
-        return Err(EngineError::HeadDim { head_dim });
-    }
-    match Features::of(config).has(Feature::Gpu) {
-        true => Ok(()),
-        false => Err(EngineError::CpuOnly),
+    // The GPU's attention kernels are compiled for these sizes. Of DiffusionGemma's heads no gradient is asked, and no keys
+    // are chosen by them.
+    let max = match config.shape.layer_kind {
+        LayerKind::Gemma(_) => ATTEND_HEAD_DIM_MAX,
+        _ => HEAD_DIM_MAX,
+    };
+    let mut sizes = (0..config.shape.layers).map(|layer| config.shape.heads(layer).head_dim);
+    match sizes.find(|head_dim| *head_dim > max || !head_dim.is_multiple_of(2)) {
+        Some(head_dim) => Err(EngineError::HeadDim { head_dim, max }),
+        None => Ok(()),
     }
 }
 

@@ -315,7 +315,6 @@ impl Tiny {
         let machine = Machine::unmeasured(profile, 8 << 30);
         match ModelOutline::of_checkpoint(&self.source(), machine) {
             Ok(_) => Ok(()),
-            Err(refused @ EngineError::CpuOnly) => Err(refused.to_string()),
             Err(error) => Err(format!("not refused: {error}")),
         }
     }

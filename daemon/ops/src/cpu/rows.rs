@@ -11,6 +11,14 @@ fn rms_norm_body(out: &mut [f32], row: &[f32], scale: &[f32], epsilon: f32) {
 }
 
 #[inline(always)]
+fn add_rms_norm_body(out: &mut [f32], row: &[f32], scale: &[f32], epsilon: f32) {
+    let inverse = inverse_rms(row, epsilon);
+    for ((out, value), scale) in out.iter_mut().zip(row).zip(scale) {
+        *out += value * inverse * scale;
+    }
+}
+
+#[inline(always)]
 fn rms_norm_heads_body(row: &mut [f32], scale: &[f32], epsilon: f32) {
     for head in row.chunks_exact_mut(scale.len()) {
         let inverse = inverse_rms(head, epsilon);
@@ -108,6 +116,11 @@ fn sum_of(row: &[f32], term: impl Fn(f32) -> f32) -> f32 {
 with_vectors! {
     /// The row divided by its root mean square, times `scale` element by element.
     rms_norm, rms_norm_body, (out: &mut [f32], row: &[f32], scale: &[f32], epsilon: f32)
+}
+
+with_vectors! {
+    /// The same, added to `out`.
+    add_rms_norm, add_rms_norm_body, (out: &mut [f32], row: &[f32], scale: &[f32], epsilon: f32)
 }
 
 with_vectors! {

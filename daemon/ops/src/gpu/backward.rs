@@ -78,18 +78,6 @@ impl GpuBackend {
         out: &Activation,
         accumulate: bool,
     ) -> Result<(), OpsError> {
-        self.each_product(x, weight, out, accumulate, |_, _| Ok(()))
-    }
-
-    /// The same, with each piece of the weight handed on while it is there, by its first row.
-    fn each_product(
-        &self,
-        x: &Activation,
-        weight: &Weight<'_>,
-        out: &Activation,
-        accumulate: bool,
-        mut beside: impl FnMut(usize, weights::Plain) -> Result<(), OpsError>,
-    ) -> Result<(), OpsError> {
         assert_eq!(x.width(), weight.rows, "rows of x and of the weight differ");
         assert_eq!((out.len(), out.width()), (x.len(), weight.width));
         assert_eq!(
@@ -97,24 +85,38 @@ impl GpuBackend {
             (self.profile.dtype, DType::F32),
             "gradients are f32, and factors are not"
         );
+        let matrices = (x.span(), out.span());
+        self.each_product(matrices, x.len(), weight, accumulate, |_, _| Ok(()))
+    }
+
+    /// The same of `rows` rows, with each piece of the weight handed on while it is there, by its first row.
+    pub(crate) fn each_product(
+        &self,
+        (x, out): (GpuSpan, GpuSpan),
+        rows: usize,
+        weight: &Weight<'_>,
+        accumulate: bool,
+        mut beside: impl FnMut(usize, weights::Plain) -> Result<(), OpsError>,
+    ) -> Result<(), OpsError> {
+        let dtype = self.profile.dtype;
         weights::each_plain(
             &self.gpu,
             &self.clock,
             &self.profile,
             weight,
             |first, piece| {
-                let start = first * x.dtype().bytes();
+                let start = first * dtype.bytes();
                 let product = cuda::TransposedMatmul {
-                    out: out.span(),
-                    x: x.span().part(start, x.span().bytes() - start),
-                    x_stride: x.width(),
+                    out,
+                    x: x.part(start, x.bytes() - start),
+                    x_stride: weight.rows,
                     weights: piece.span,
-                    rows: x.len(),
+                    rows,
                     outputs: weight.width,
                     depth: piece.rows,
                     accumulate: accumulate || first > 0,
                 };
-                (self.gpu).matmul_transposed(x.dtype(), piece.format, product)?;
+                (self.gpu).matmul_transposed(dtype, piece.format, product)?;
                 beside(first, piece)
             },
         )
@@ -151,7 +153,8 @@ impl GpuBackend {
         head: &Weight<'_>,
         first: usize,
     ) -> Result<(), OpsError> {
-        self.each_product(weights, head, &all.weighted, true, |start, piece| {
+        let matrices = (weights.span(), all.weighted.span());
+        self.each_product(matrices, weights.len(), head, true, |start, piece| {
             Ok(self.gpu.take_targets(
                 all.own.span(),
                 on_gpu.targets.span(),

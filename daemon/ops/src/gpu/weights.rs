@@ -85,7 +85,7 @@ pub(super) fn matmul(
 
 /// Weights in a plain format.
 #[derive(Clone, Copy)]
-pub(super) struct Plain {
+pub(crate) struct Plain {
     pub(super) span: GpuSpan,
     pub(super) format: Format,
     pub(super) rows: usize,

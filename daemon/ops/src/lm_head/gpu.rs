@@ -7,7 +7,7 @@ use sluice_cuda::{Gpu, GpuSpan};
 use sluice_formats::DType;
 use sluice_weights::Weight;
 
-use super::{LmHeadGroup, RunningRow, SamplingParams};
+use super::{LmHeadGroup, LogitScaling, RankingScore, RunningRow, SamplingParams};
 use crate::{Activation, OpsError, activation::ActivationPool, arena::ArenaPart, gpu::GpuBackend};
 
 /// Memory of the LM head's reduction on a GPU, from the arena of activations: every pass needs it, and allocating or
@@ -16,16 +16,22 @@ pub(super) struct LmHeadMemory {
     logits: ArenaPart,
     states: ArenaPart,
     rows: ArenaPart,
+    /// By what the head's rows are added to soft embeddings, in the dtype that the GPU computes in, where that is not
+    /// the logits' own.
+    shares: ArenaPart,
 }
 
 impl LmHeadMemory {
-    /// For so many rows, and so many logits at once.
+    /// For so many rows, so many logits at once, and shares of as many if they are in a dtype of their own.
     pub(super) fn take(
         pool: &ActivationPool,
         rows: usize,
         logits: usize,
+        shares: Option<DType>,
     ) -> Result<Self, OpsError> {
+        let shares = shares.filter(|dtype| *dtype != DType::F32);
         Ok(Self {
+            shares: pool.take_bytes(shares.map_or(0, |dtype| logits * dtype.bytes()))?,
             logits: pool.take_bytes(logits * size_of::<f32>())?,
             states: pool.take_bytes(rows * size_of::<cuda::LmHeadState>())?,
             rows: pool.take_bytes(rows * size_of::<cuda::LmHeadRow>())?,
@@ -50,12 +56,20 @@ struct GpuRowGroup {
     rows: Range<usize>,
     inputs: Range<usize>,
     choice: cuda::LmHeadSampling,
+    /// Where its soft embeddings are.
+    means: Option<cuda::LmHeadMeans>,
 }
 
 impl GpuLmHead {
     pub(super) fn read(&self, count: usize) -> Result<Vec<RunningRow>, OpsError> {
-        let mut states = vec![cuda::LmHeadState::START; count];
         let there = self.memory.states.span();
+        for GpuRowGroup { rows, means, .. } in &self.groups {
+            if let Some(means) = means {
+                let states = part(there, rows, size_of::<cuda::LmHeadState>());
+                self.gpu.lm_head_means(*means, states, rows.len())?;
+            }
+        }
+        let mut states = vec![cuda::LmHeadState::START; count];
         self.gpu
             .download(there, bytemuck::cast_slice_mut(&mut states))?;
         let running = states.into_iter().map(|state| RunningRow {
@@ -66,6 +80,8 @@ impl GpuLmHead {
             best: Some(state.best).filter(|&best| best != cuda::NO_TOKEN),
             best_logit: state.best_logit,
             target_logit: state.target_logit,
+            weighted: state.weighted,
+            top: Some((state.top, state.top_logit)).filter(|(top, _)| *top != cuda::NO_TOKEN),
             ..RunningRow::default()
         });
         Ok(running.collect())
@@ -86,6 +102,9 @@ impl GpuBackend {
                 target: row.target.unwrap_or(cuda::NO_TOKEN),
             })
             .collect();
+        for soft in groups.iter().filter_map(|group| group.soft.as_deref()) {
+            self.zero(soft.span())?;
+        }
         // Uploaded for each reduction: the arena's memory holds what the last operation left there.
         let start = vec![cuda::LmHeadState::START; rows.len()];
         self.upload(memory.states.span(), &start)?;
@@ -99,6 +118,10 @@ impl GpuBackend {
                 rows: first_row..row,
                 inputs: first_input..input,
                 choice: lm_head_sampling(&group.sampling),
+                means: group.soft.as_deref().map(|soft| cuda::LmHeadMeans {
+                    rows: soft.span(),
+                    width: soft.width(),
+                }),
             }
         });
         Ok(GpuLmHead {
@@ -119,22 +142,21 @@ impl GpuBackend {
         let logits = lm_head.memory.logits.span().part(0, x.len() * input_bytes);
         self.matmul(x, piece, logits, DType::F32, false)?;
         // One matmul for all groups, then a launch for each: groups differ in sampling, not in weights.
-        let part = |span: GpuSpan, of: &Range<usize>, bytes: usize| {
-            span.part(of.start * bytes, of.len() * bytes)
-        };
         for GpuRowGroup {
             rows,
             inputs,
             choice,
+            means,
         } in &lm_head.groups
         {
+            let of_group = part(logits, inputs, input_bytes);
             self.gpu.lm_head_reduce(
                 part(
                     lm_head.memory.states.span(),
                     rows,
                     size_of::<cuda::LmHeadState>(),
                 ),
-                part(logits, inputs, input_bytes),
+                of_group,
                 part(
                     lm_head.memory.rows.span(),
                     rows,
@@ -144,10 +166,28 @@ impl GpuBackend {
                 piece.rows,
                 first,
                 choice,
+                *means,
             )?;
+            if let Some(means) = means {
+                let shares = match x.dtype() {
+                    DType::F32 => of_group,
+                    dtype => {
+                        let shares = lm_head.memory.shares.span();
+                        let count = rows.len() * piece.rows;
+                        (self.gpu).convert(dtype, shares, of_group, count)?;
+                        shares
+                    }
+                };
+                self.each_product((shares, means.rows), rows.len(), piece, true, |_, _| Ok(()))?;
+            }
         }
         Ok(())
     }
+}
+
+/// The part of rows of so many bytes each.
+fn part(span: GpuSpan, rows: &Range<usize>, bytes: usize) -> GpuSpan {
+    span.part(rows.start * bytes, rows.len() * bytes)
 }
 
 fn lm_head_sampling(sampling: &SamplingParams<'_>) -> cuda::LmHeadSampling {
@@ -156,6 +196,7 @@ fn lm_head_sampling(sampling: &SamplingParams<'_>) -> cuda::LmHeadSampling {
         list[..ids.len()].copy_from_slice(ids);
         list
     };
+    let scaling = sampling.scaling;
     cuda::LmHeadSampling {
         temperature: sampling.temperature,
         noise_key: sampling.noise.key(),
@@ -168,5 +209,10 @@ fn lm_head_sampling(sampling: &SamplingParams<'_>) -> cuda::LmHeadSampling {
         suppressed_count: sampling.suppressed.len() as u32,
         ends: list(sampling.end_tokens),
         suppressed: list(sampling.suppressed),
+        cap: scaling.and_then(|scaling| scaling.soft_cap).unwrap_or(0.0),
+        factor: scaling.map_or(1.0, LogitScaling::factor),
+        wants_entropy: u32::from(sampling.ranking == RankingScore::Entropy),
+        // Without noise the chosen token is the most probable one.
+        wants_top: u32::from(sampling.top && sampling.temperature > 0.0),
     }
 }

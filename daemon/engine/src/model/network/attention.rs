@@ -81,7 +81,7 @@ impl Network {
             }
         }
         if self.gemma().is_some() {
-            ops.bare_norm_heads(&mut v, shape.head_dim, self.config.epsilon);
+            ops.bare_norm_heads(&mut v, shape.head_dim, self.config.epsilon)?;
         }
         match self.ropes(layer) {
             (Some(of_keys), Some(of_queries)) => {
@@ -158,11 +158,12 @@ impl Network {
         match self.gemma() {
             None => ops.linear_add(&mut hidden, 0, &attended, &output)?,
             Some(_) => {
-                let out = ops.linear(&attended, &output)?;
+                // In `f32`, as a residual would have it.
+                let mut out = ops.zeros(hidden.len(), hidden.width())?;
+                ops.linear_add(&mut out, 0, &attended, &output)?;
                 drop(attended);
                 let norm = group.weight(TensorPart::AttentionPostNorm);
-                let out = ops.rms_norm(&out, 0..out.len(), &norm, self.config.epsilon)?;
-                ops.add(&mut hidden, &out);
+                ops.add_rms_norm(&mut hidden, &out, &norm, self.config.epsilon)?;
             }
         }
         Ok(hidden)

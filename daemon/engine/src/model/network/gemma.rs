@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use sluice_ops::{Activation, Ops, RopeTable, SoftEmbeddings};
+use sluice_ops::{Activation, Indices, Ops, RopeTable, SoftEmbeddings};
 use sluice_weights::{GemmaShape, LayerKind, TensorPart, WeightGroup};
 
 use super::{Network, acquire};
@@ -64,7 +64,7 @@ impl Network {
     ) -> Result<(), EngineError> {
         let (width, epsilon) = (self.config.shape.hidden_size, self.config.epsilon);
         let scale = (width as f32).sqrt();
-        ops.scale(hidden, scale);
+        ops.scale(hidden, scale)?;
         if canvases.is_empty() {
             return Ok(());
         }
@@ -76,7 +76,7 @@ impl Network {
                 let soft = ops.embed_soft(soft, scale)?;
                 self.add_mlp(ops, [&group, &group], &soft, &mut canvas)?;
             }
-            ops.bare_norm_heads(&mut canvas, width, epsilon);
+            ops.bare_norm_heads(&mut canvas, width, epsilon)?;
             ops.set_rows(hidden, rows.start, &canvas)?;
         }
         Ok(())
@@ -90,10 +90,9 @@ impl Network {
         weights: &Residency,
         layer: usize,
         hidden: &mut Activation,
-        (gemma, are_text): (&GemmaShape, &[bool]),
+        (gemma, are_text): (&GemmaShape, &Indices),
     ) -> Result<(), EngineError> {
         let epsilon = self.config.epsilon;
-        let all = 0..hidden.len();
         let width = self.config.shape.hidden_size;
         let mut sum = ops.zeros(hidden.len(), width)?;
         let gate_up = acquire(ops, weights, WeightGroup::GateUp(layer))?;
@@ -103,17 +102,18 @@ impl Network {
         let mut routed = ops.zeros(hidden.len(), width)?;
         self.experts_of(ops, weights, layer, (hidden, &mut routed), gemma)?;
         let end = acquire(ops, weights, WeightGroup::LayerEnd(layer))?;
-        let normed =
-            |x: &Activation, part| ops.rms_norm(x, all.clone(), &end.weight(part), epsilon);
-        sum = normed(&sum, TensorPart::MlpPostNorm)?;
-        routed = normed(&routed, TensorPart::ExpertPostNorm)?;
-        ops.add(&mut sum, &routed);
-        drop(routed);
-        ops.add(hidden, &normed(&sum, TensorPart::LayerPostNorm)?);
+        let mut both = ops.zeros(hidden.len(), width)?;
+        for (x, norm) in [
+            (sum, TensorPart::MlpPostNorm),
+            (routed, TensorPart::ExpertPostNorm),
+        ] {
+            ops.add_rms_norm(&mut both, &x, &end.weight(norm), epsilon)?;
+        }
+        let norm = end.weight(TensorPart::LayerPostNorm);
+        ops.add_rms_norm(hidden, &both, &norm, epsilon)?;
         let scales = [TensorPart::LayerScale, TensorPart::TextLayerScale];
         let scales = scales.map(|part| end.weight(part));
-        ops.scale_rows(hidden, scales.each_ref(), are_text);
-        Ok(())
+        Ok(ops.scale_rows(hidden, scales.each_ref(), are_text)?)
     }
 
     /// Adds what a gated MLP, whose weights these groups have, makes of rows to `out`.

@@ -55,10 +55,9 @@ impl Network {
         gate: &mut Activation,
         up: &Activation,
     ) -> Result<(), EngineError> {
-        match self.gemma() {
-            Some(_) => ops.gelu_mul(gate, up),
+        Ok(match self.gemma() {
+            Some(_) => ops.gelu_mul(gate, up)?,
             None => ops.silu_mul(gate, up)?,
-        }
-        Ok(())
+        })
     }
 }

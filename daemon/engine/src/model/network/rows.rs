@@ -90,8 +90,8 @@ pub(super) struct BatchRows<'a> {
     pub(super) tokens: Vec<u32>,
     /// The rows of canvases behind text, each with what the pass before has predicted.
     pub(super) canvases: Vec<(Range<usize>, Option<&'a SoftEmbeddings>)>,
-    /// For all rows, and for those that are read, whether they are text before canvases.
-    are_text: [Vec<bool>; 2],
+    /// Of sequences of text and canvases behind it, for all rows and for those that are read, 1 where they are text.
+    are_text: [Indices; 2],
     /// The position of each row in its own sequence.
     pub(super) positions: Indices,
     /// Rows that are read, and below their positions.
@@ -100,8 +100,9 @@ pub(super) struct BatchRows<'a> {
 }
 
 impl BatchRows<'_> {
-    /// Of all rows or, in the last layer, of the wanted ones, whether they are text before canvases.
-    pub(super) fn are_text(&self, is_last: bool) -> &[bool] {
+    /// For all rows or, in the last layer, for the wanted ones, 1 where they are text before canvases and 0 where they are
+    /// of those.
+    pub(super) fn are_text(&self, is_last: bool) -> &Indices {
         &self.are_text[usize::from(is_last)]
     }
 }
@@ -203,9 +204,15 @@ pub(super) fn batched<'a>(
         wanted_positions.extend(sequence.wanted.iter().map(|&row| sequence.positions[row]));
         let rows = start..tokens.len();
         let wanted_rows = wanted_start..wanted.len();
-        let is_text = matches!(sequence.sees, VisibleKeys::Text { .. });
-        are_text[0].resize(rows.end, is_text);
-        are_text[1].resize(wanted_rows.end, is_text);
+        let is_text = match sequence.sees {
+            VisibleKeys::Text { .. } => Some(1),
+            VisibleKeys::Canvas { .. } => Some(0),
+            _ => None,
+        };
+        if let Some(is_text) = is_text {
+            are_text[0].resize(rows.end, is_text);
+            are_text[1].resize(wanted_rows.end, is_text);
+        }
         let cache = caches[0].len();
         match &mut sequence.sees {
             VisibleKeys::Each { checks } => {
@@ -311,10 +318,11 @@ pub(super) fn batched<'a>(
             }
         }
     }
+    let [are_all_text, are_read_text] = are_text;
     let rows = BatchRows {
         tokens,
         canvases,
-        are_text,
+        are_text: [ops.indices(are_all_text)?, ops.indices(are_read_text)?],
         positions: ops.indices(positions)?,
         wanted: ops.indices(wanted)?,
         wanted_positions: ops.indices(wanted_positions)?,
