@@ -13,7 +13,7 @@ use std::{
 
 use safetensors::SafeTensors;
 use serde_json::Value;
-use sluice_checkpoint::{Checkpoint, CheckpointError, Source};
+use sluice_checkpoint::{Checkpoint, CheckpointError, Source, family::ModelConfig};
 use sluice_formats::{DType, Format};
 use sluice_ops::{KvCacheShape, Ops};
 use sluice_plan::{Plan, PlanError, resolve_kv_cache_format};
@@ -126,8 +126,19 @@ impl FixtureModel {
         ops: &Ops,
         plan_for: &PlanFor<'_>,
     ) -> Result<Option<Self>, EngineError> {
+        Self::altered(folder, ops, plan_for, |_| ())
+    }
+
+    /// The same with another configuration.
+    fn altered(
+        folder: &Path,
+        ops: &Ops,
+        plan_for: &PlanFor<'_>,
+        alter: impl FnOnce(&mut ModelConfig),
+    ) -> Result<Option<Self>, EngineError> {
         let checkpoint = Checkpoint::open(&Source::Folder(folder.to_owned()))?;
-        let config = checkpoint.model()?;
+        let mut config = checkpoint.model()?;
+        alter(&mut config);
         let shape = config.shape.clone();
         let model = Network::new(config, ops)?;
         let sources = checkpoint.model_sources(&shape)?;
@@ -160,8 +171,18 @@ pub fn fixture_forwards(
     ops: &Ops,
     plan_for: &PlanFor<'_>,
 ) -> Result<Vec<FixtureLogits>, EngineError> {
-    let Some(fixture) = FixtureModel::load(folder, ops, plan_for)? else {
+    let rounds = ops.device().dtype() != DType::F32;
+    let alter = |config: &mut ModelConfig| {
+        if rounds {
+            canvases::go_through_all_experts(config);
+        }
+    };
+    let Some(fixture) = FixtureModel::altered(folder, ops, plan_for, alter)? else {
         return Ok(Vec::new());
+    };
+    let unrounded = match rounds && fixture.model.reads_text_apart() {
+        true => canvases::unrounded_model(folder)?,
+        false => None,
     };
     let FixtureModel {
         shape,
@@ -178,8 +199,17 @@ pub fn fixture_forwards(
             return Err(broken(folder));
         };
         if model.reads_text_apart() {
-            let found = canvas_logits(ops, &fixture, &tensors, case)?;
-            forwards.extend(found.ok_or_else(|| broken(folder))?);
+            let of_case = |ops: &Ops, fixture: &FixtureModel| {
+                let found = canvas_logits(ops, fixture, &tensors, case)?;
+                found.ok_or_else(|| broken(folder))
+            };
+            let mut found = of_case(ops, &fixture)?;
+            if let Some((cpu, model)) = &unrounded {
+                for (found, unrounded) in found.iter_mut().zip(of_case(cpu, model)?) {
+                    found.reference = unrounded.found;
+                }
+            }
+            forwards.extend(found);
             continue;
         }
         let rows: Vec<Vec<u32>> = rows.iter().map(ids).collect();

@@ -144,19 +144,16 @@ impl Network {
         gemma: &GemmaShape,
     ) -> Result<(), EngineError> {
         let group = acquire(ops, weights, WeightGroup::Router(layer))?;
-        let normed = |part| {
-            ops.rms_norm(
-                rows,
-                0..rows.len(),
-                &group.weight(part),
-                self.config.epsilon,
-            )
-        };
-        let x = normed(TensorPart::RouterNorm)?;
+        let epsilon = self.config.epsilon;
+        // In `f32` whatever the device computes in: rounded rows choose other experts now and then.
+        let mut x = ops.zeros(rows.len(), rows.width())?;
+        let norm = group.weight(TensorPart::RouterNorm);
+        ops.add_rms_norm(&mut x, rows, &norm, epsilon)?;
         let scales = Some(TensorPart::ExpertScales);
         let routing = self.route(ops, &group, &x, scales, &gemma.experts)?;
         drop(x);
-        let x = normed(TensorPart::ExpertNorm)?;
+        let norm = group.weight(TensorPart::ExpertNorm);
+        let x = ops.rms_norm(rows, 0..rows.len(), &norm, epsilon)?;
         drop(group);
         self.add_routed(ops, weights, layer, out, &x, &routing)
     }
