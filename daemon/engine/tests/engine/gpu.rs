@@ -95,6 +95,7 @@ fn check_logits(number: DType) {
         "ltm-tiny",
         "llada2-tiny",
         "qwen3-moe-tiny",
+        "diffusion-gemma-tiny",
     ] {
         let ops = Ops::new(gpu(number), Ledger::default()).unwrap();
         let profile = ops.device().profile();
@@ -149,7 +150,7 @@ fn mixtures_of_experts() {
 #[ignore = "on the stand-in: cargo ci"]
 fn experts_compute_the_same_from_the_cache() {
     here::open_stand_in();
-    for name in ["llada-moe-tiny", "llada2-tiny"] {
+    for name in ["llada-moe-tiny", "llada2-tiny", "diffusion-gemma-tiny"] {
         let distances = |plan_of: PlanOf| {
             let ops = Ops::new(gpu(DType::Bf16), Ledger::default()).unwrap();
             let profile = ops.device().profile();
@@ -167,6 +168,12 @@ fn experts_compute_the_same_from_the_cache() {
         assert!(!kept.is_empty());
         assert_eq!(kept, cached, "{name}");
     }
+}
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn a_model_that_denoises_canvases() {
+    check_fixture("diffusion-gemma-tiny", 5);
 }
 
 #[test]
