@@ -15,7 +15,10 @@ mod rwkv7;
 mod salience;
 
 pub use self::{
-    attend::{ATTEND_HEAD_DIM_MAX, ATTEND_QUERIES, AttentionArgs, AttentionSegment, AttentionTask, HEAD_DIM_MAX},
+    attend::{
+        ATTEND_HEAD_DIM_MAX, ATTEND_QUERIES, AttentionArgs, AttentionSegment, AttentionTask,
+        HEAD_DIM_MAX,
+    },
     backward::{
         ATTEND_BACKWARD_FLOATS, ATTEND_BACKWARD_ROWS, AttentionBackwardArgs, AttentionBackwardTask,
         CrossEntropyState,
@@ -24,7 +27,9 @@ pub use self::{
     dictionary::{
         DictionaryIndexError, DictionaryMatmul, dictionary_index, dictionary_index_bytes,
     },
-    lm_head::{CompareState, LM_HEAD_TOKENS, LmHeadMeans, LmHeadRow, LmHeadSampling, LmHeadState, NO_TOKEN},
+    lm_head::{
+        CompareState, LM_HEAD_TOKENS, LmHeadMeans, LmHeadRow, LmHeadSampling, LmHeadState, NO_TOKEN,
+    },
     mixture::{EXPERT_TASK_ROWS, ExpertTask, GroupedMatmul, RoutedRows, RouterRows, RouterRules},
     rows::{ElementFunction, RopeArgs, RopeRows, STACKED_VECTORS},
     rwkv7::{StateRun, TIME_MIX_HEAD_DIM, TimeMixArgs},

@@ -38,13 +38,14 @@ pub use error::{CudaError, GpuUnavailable};
 pub use gpu::{CAPABILITY_NEEDED, Gpu, GpuLaps, GpuTimer, LAPS_MAX};
 pub use gpu_memory::GpuMemory;
 pub use kernels::{
-    ATTEND_BACKWARD_FLOATS, ATTEND_BACKWARD_ROWS, ATTEND_QUERIES, AttentionArgs,
-    AttentionBackwardArgs, AttentionBackwardTask, AttentionSegment, AttentionTask, CompareState,
-    CompressedChunk, CompressedGpuMatrix, Compression, CrossEntropyState, DictionaryIndexError,
-    DictionaryMatmul, EXPERT_TASK_ROWS, ElementFunction, ExpertTask, FEW_ROWS, GroupedMatmul,
-    ATTEND_HEAD_DIM_MAX, HEAD_DIM_MAX, LM_HEAD_TOKENS, LmHeadMeans, LmHeadRow, LmHeadSampling, LmHeadState, NO_TOKEN, RopeArgs,
-    RopeRows, RoutedRows, RouterRows, RouterRules, STACKED_VECTORS, SalienceArgs, SalienceScratch,
-    StateRun, TIME_MIX_HEAD_DIM, TimeMixArgs, dictionary_index, dictionary_index_bytes,
+    ATTEND_BACKWARD_FLOATS, ATTEND_BACKWARD_ROWS, ATTEND_HEAD_DIM_MAX, ATTEND_QUERIES,
+    AttentionArgs, AttentionBackwardArgs, AttentionBackwardTask, AttentionSegment, AttentionTask,
+    CompareState, CompressedChunk, CompressedGpuMatrix, Compression, CrossEntropyState,
+    DictionaryIndexError, DictionaryMatmul, EXPERT_TASK_ROWS, ElementFunction, ExpertTask,
+    FEW_ROWS, GroupedMatmul, HEAD_DIM_MAX, LM_HEAD_TOKENS, LmHeadMeans, LmHeadRow, LmHeadSampling,
+    LmHeadState, NO_TOKEN, RopeArgs, RopeRows, RoutedRows, RouterRows, RouterRules,
+    STACKED_VECTORS, SalienceArgs, SalienceScratch, StateRun, TIME_MIX_HEAD_DIM, TimeMixArgs,
+    dictionary_index, dictionary_index_bytes,
 };
 pub use nvml::{GpuClocks, GpuUtilization, LiveStats, PcieLink};
 pub use properties::{DeviceName, DeviceProperties, devices};

@@ -242,7 +242,10 @@ impl Ops {
         let on_gpu = || LmHeadMemory::take(&self.pool, rows, count, shares);
         let state = match &self.backend {
             Backend::Gpu(_) if !groups.iter().all(LmHeadGroup::is_plain) => {
-                assert!(!is_soft, "nothing is asked beside soft embeddings that copies logits");
+                assert!(
+                    !is_soft,
+                    "nothing is asked beside soft embeddings that copies logits"
+                );
                 ReductionState::Copied {
                     memory: on_gpu()?,
                     running: start(&mut groups, device.instructions()),

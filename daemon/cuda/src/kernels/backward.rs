@@ -4,8 +4,8 @@ use bytemuck::{Pod, Zeroable};
 use sluice_formats::{DType, Format};
 
 use super::{
-    ELEMENT_THREADS, REDUCE_THREADS, address, attend::check_heads, HEAD_DIM_MAX, holds, holds_weights, size,
-    size_64, threads, vector_format,
+    ELEMENT_THREADS, HEAD_DIM_MAX, REDUCE_THREADS, address, attend::check_heads, holds,
+    holds_weights, size, size_64, threads, vector_format,
 };
 use crate::{
     blas::TransposedMatmul, error::CudaError, gpu::Gpu, launch::KernelArgument, span::GpuSpan,

@@ -10,7 +10,9 @@ use crate::{Activation, Indices, OpsError};
 impl GpuBackend {
     pub(crate) fn gelu_mul(&self, gate: &Activation, up: &Activation) -> Result<(), OpsError> {
         let count = gate.len() * gate.width();
-        Ok(self.gpu.gelu_mul(gate.dtype(), gate.span(), up.span(), count)?)
+        Ok(self
+            .gpu
+            .gelu_mul(gate.dtype(), gate.span(), up.span(), count)?)
     }
 
     pub(crate) fn add_rms_norm(

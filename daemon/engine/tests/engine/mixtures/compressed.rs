@@ -10,6 +10,8 @@ use sluice_checkpoint::{
 use sluice_engine::{
     Engine, EngineOptions, Generate, Outcome, PlanSettings, Work, event::GenerationResult,
 };
+use sluice_formats::DType;
+use sluice_ops::device::DeviceChoice;
 use sluice_plan::Plan;
 use sluice_shared::{
     decoding::{Decoding, KvCacheReuse},
@@ -17,6 +19,7 @@ use sluice_shared::{
     sampling::{EosPolicy, KvCacheMode},
 };
 use sluice_weights::{GemmaShape, LayerKind, Shape, Storage, WeightGroup};
+use testkit::here;
 
 use super::*;
 use crate::{containers::least_bytes, loading::settings};
@@ -98,7 +101,14 @@ fn synthetic(folder: &Path, like: &str) {
 
 /// Tokens, and the plan that they were written under.
 fn run(source: &Path, settings: PlanSettings) -> (GenerationResult, Plan) {
+    run_on(DeviceChoice::Cpu, source, settings)
+}
+
+/// The same on another device, in `f32`.
+fn run_on(device: DeviceChoice, source: &Path, settings: PlanSettings) -> (GenerationResult, Plan) {
     let engine = Engine::start(EngineOptions {
+        device,
+        compute_dtype: Some(DType::F32),
         threads: 2,
         ..EngineOptions::default()
     })
@@ -108,7 +118,10 @@ fn run(source: &Path, settings: PlanSettings) -> (GenerationResult, Plan) {
     let blocks = model.info.mask.and_then(|mask| mask.blocks);
     let renoises = model.info.mask.is_some_and(|mask| mask.is_random());
     let length = blocks.map_or(16, |blocks| blocks.length);
-    let policy = if renoises { "renoise" } else { "reference" };
+    let policy = match renoises {
+        true => "renoise:steps=4",
+        false => "reference",
+    };
     let request = Generate {
         policy: policy.parse().unwrap(),
         block_length: length,
@@ -203,4 +216,33 @@ fn mixtures_are_the_same_at_all_lossless_levels() {
     check_levels("llada2-mini", fuse_each);
     check_levels("qwen3-30b-a3b", fuse_gates_and_ups);
     check_levels("diffusion-gemma-26b-a4b", |_| {});
+}
+
+/// The head is summed by what a canvas is told, from whatever it is stored as.
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn canvases_are_told_on_a_gpu_what_they_are_on_the_cpu() {
+    here::open_stand_in();
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("model");
+    synthetic(&model, "diffusion-gemma-26b-a4b");
+    let (expected, _) = run(&model, settings(Level::Standard, None));
+    let path = folder.path().join("whole.sluice");
+    let method = CompressionMethod::Lossless(Lossless::Huffman);
+    write(&model, &path, method);
+    for (source, level) in [(&model, Level::Standard), (&path, Level::Mild)] {
+        let (found, _) = run_on(DeviceChoice::Cuda(0), source, settings(level, None));
+        // Where two tokens are nearly equal, either may be written.
+        let pairs = found.tokens.iter().zip(&expected.tokens);
+        let differing = pairs.filter(|(found, expected)| found != expected).count();
+        assert_eq!(found.tokens.len(), expected.tokens.len());
+        assert!(
+            differing <= expected.tokens.len() / 50,
+            "{level}: {differing}"
+        );
+    }
+    for level in [Level::Moderate, Level::Aggressive] {
+        let (found, plan) = run_on(DeviceChoice::Cuda(0), &model, settings(level, None));
+        assert!(plan.staging.decompress_bytes > 0 && !found.is_lossless);
+    }
 }
