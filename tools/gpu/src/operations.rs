@@ -4,6 +4,7 @@
 mod attention;
 mod backward;
 mod compressed;
+mod gemma;
 mod lm_heads;
 mod mixture;
 mod rwkv7;
@@ -59,7 +60,7 @@ pub fn operations(
         report,
     };
     type Group<'a> = fn(&mut DevicePair<'a>) -> Result<(), EngineError>;
-    let groups: [(&str, Group<'_>); 21] = [
+    let groups: [(&str, Group<'_>); 22] = [
         ("embeddings", DevicePair::embeddings),
         ("norms", DevicePair::norms),
         ("rotations", DevicePair::rope),
@@ -68,6 +69,7 @@ pub fn operations(
         ("routers", DevicePair::routers),
         ("coded weights", DevicePair::compressed),
         ("rows", DevicePair::rows),
+        ("rows of canvases", DevicePair::rows_of_canvases),
         ("attention", DevicePair::attention),
         ("sequences", DevicePair::sequences),
         ("windows", DevicePair::windows),
@@ -341,19 +343,23 @@ impl DevicePair<'_> {
     }
 
     fn rope(&mut self) -> Result<(), EngineError> {
-        for (heads, head_dim, pairs, rotated) in [
-            (4, 64, RopePairs::HalfSplit, 64),
-            (3, 18, RopePairs::HalfSplit, 18),
-            (2, 128, RopePairs::HalfSplit, 128),
-            (2, 128, RopePairs::HalfSplit, 64),
-            (4, 64, RopePairs::Interleaved, 64),
-            (3, 18, RopePairs::Interleaved, 18),
+        let plain = |head_dim, pairs, rotated| Rope {
+            pairs,
+            head_dim,
+            ..Rope::plain(500_000.0, rotated)
+        };
+        for (heads, rope) in [
+            (4, plain(64, RopePairs::HalfSplit, 64)),
+            (3, plain(18, RopePairs::HalfSplit, 18)),
+            (2, plain(128, RopePairs::HalfSplit, 128)),
+            (2, plain(128, RopePairs::HalfSplit, 64)),
+            (4, plain(64, RopePairs::Interleaved, 64)),
+            (3, plain(18, RopePairs::Interleaved, 18)),
+            // Pairs half a head apart, of which a quarter is turned.
+            (2, Rope::proportional(1e6, 512, 0.25)),
         ] {
-            let rope = Rope {
-                pairs,
-                head_dim,
-                ..Rope::plain(500_000.0, rotated)
-            };
+            let (head_dim, pairs, rotated) =
+                (rope.head_dim, rope.pairs, 2 * rope.frequencies.len());
             let tables = [
                 RopeTable::new(&rope, 4096, &self.cpu)?,
                 RopeTable::new(&rope, 4096, &self.tried)?,

@@ -13,13 +13,23 @@ use sluice_engine::EngineError;
 
 impl DevicePair<'_> {
     pub(super) fn attention(&mut self) -> Result<(), EngineError> {
-        for (heads, kv_heads, head_dim) in [(4, 2, 64), (2, 2, 18), (2, 1, 128), (1, 1, 256)] {
+        for (heads, kv_heads, head_dim, is_scaled) in [
+            (4, 2, 64, true),
+            (2, 2, 18, true),
+            (2, 1, 128, true),
+            (1, 1, 256, true),
+            (2, 1, 512, true),
+            (4, 2, 256, false),
+            (2, 2, 400, false),
+        ] {
             let shape = AttentionShape {
                 heads,
                 kv_heads,
                 head_dim,
-                is_scaled: true,
+                is_scaled,
             };
+            // Scores that aren't scaled are of the same size.
+            let size = if is_scaled { 6.0 } else { 0.4 };
             let keys = |start, len| KeySegment { start, len };
             let ranges = vec![
                 AttentionRange {
@@ -32,7 +42,7 @@ impl DevicePair<'_> {
                 },
             ];
             self.poison()?;
-            let [q, q_tried] = self.activations(101, heads * head_dim, 6.0)?;
+            let [q, q_tried] = self.activations(101, heads * head_dim, size)?;
             let [k, k_tried] = self.activations(200, kv_heads * head_dim, 6.0)?;
             let [v, v_tried] = self.activations(200, kv_heads * head_dim, 2.0)?;
             let attend = |ops: &Ops, q: &Activation, k: &Activation, v: &Activation| {
@@ -46,7 +56,12 @@ impl DevicePair<'_> {
             };
             let expected = attend(&self.cpu, &q, &k, &v)?;
             let found = attend(&self.tried, &q_tried, &k_tried, &v_tried)?;
-            let name = format!("attention, {heads} heads over {kv_heads} of {head_dim}");
+            let scores = if is_scaled {
+                ""
+            } else {
+                ", scores as they are"
+            };
+            let name = format!("attention, {heads} heads over {kv_heads} of {head_dim}{scores}");
             self.check(name, [&expected, &found])?;
         }
         Ok(())
@@ -138,7 +153,7 @@ impl DevicePair<'_> {
     /// Queries that see the latest keys alone: of their own pass, and of caches in which positions take turns.
     pub(super) fn windows(&mut self) -> Result<(), EngineError> {
         const WINDOW: usize = 40;
-        for (heads, head_dim) in [(3, 64), (2, 18), (1, 256)] {
+        for (heads, head_dim) in [(3, 64), (2, 18), (1, 256), (1, 512)] {
             let shape = AttentionShape {
                 heads,
                 kv_heads: heads,

@@ -3,12 +3,13 @@
 use sluice_formats::{DType, Format};
 use sluice_machine::MemoryKind;
 use sluice_ops::{
-    Activation, LmHeadGroup, LmHeadRow, RankingScore, SamplingParams, device::DeviceBuffer,
+    Activation, LmHeadGroup, LmHeadRow, LogitScaling, RankingScore, SamplingParams,
+    device::DeviceBuffer,
 };
 
 use sluice_engine::{EngineError, check::worse};
 
-use super::{DevicePair, StoredWeight};
+use super::{DevicePair, StoredWeight, distance};
 
 /// A way to choose tokens from rows.
 #[derive(Clone, Copy)]
@@ -17,6 +18,8 @@ struct LmHeadCase {
     guidance: Option<f64>,
     temperature: f64,
     suppresses: bool,
+    /// As canvases of random tokens are: bounded logits, entropies, the most probable tokens and soft embeddings.
+    denoises: bool,
 }
 
 impl DevicePair<'_> {
@@ -72,6 +75,7 @@ impl DevicePair<'_> {
             guidance: None,
             temperature: 0.0,
             suppresses: false,
+            denoises: false,
         };
         let kinds = [
             plain,
@@ -88,6 +92,12 @@ impl DevicePair<'_> {
             LmHeadCase {
                 name: "suppressed",
                 suppresses: true,
+                ..plain
+            },
+            LmHeadCase {
+                name: "denoised",
+                temperature: 0.3,
+                denoises: true,
                 ..plain
             },
         ];
@@ -132,30 +142,46 @@ impl DevicePair<'_> {
             mask_token_id: Some(targets[4]),
             end_tokens: &targets[6..8],
             suppressed: if kind.suppresses { &targets[1..3] } else { &[] },
-            ranking: RankingScore::Confidence,
-            top: false,
-            scaling: None,
+            ranking: match kind.denoises {
+                true => RankingScore::Entropy,
+                false => RankingScore::Confidence,
+            },
+            top: kind.denoises,
+            scaling: kind.denoises.then_some(LogitScaling {
+                soft_cap: Some(30.0),
+                temperature: 0.6,
+            }),
         });
         let choices: Vec<SamplingParams<'_>> = choices.collect();
-        let mut results = Vec::new();
+        let (mut results, mut softs) = (Vec::new(), Vec::new());
         for (ops, x, weight) in [
             (&self.cpu, &x[0], head.on_cpu()),
             (&self.tried, &x[1], head.on_tried()),
         ] {
             // In two unequal parts, and not at a multiple of any tile, as an LM head that is streamed arrives in parts.
             let half = head.rows / 2 + 3;
-            let groups = rows.iter().zip(&choices);
-            let groups = groups.map(|(rows, choice)| LmHeadGroup {
+            let soft = kinds.iter().map(|kind| match kind.denoises {
+                true => ops.soft_embeddings(ROWS, head.width).map(Some),
+                false => Ok(None),
+            });
+            let mut soft = soft.collect::<Result<Vec<_>, _>>()?;
+            let groups = rows.iter().zip(&choices).zip(&mut soft);
+            let groups = groups.map(|((rows, choice), soft)| LmHeadGroup {
                 rows,
                 sampling: choice.clone(),
                 distributions: None,
-                soft: None,
+                soft: soft.as_mut(),
             });
             let mut reduction = ops.start_lm_head(groups.collect(), half)?;
             for (from, to) in [(0, half), (half, head.rows)] {
                 ops.reduce_lm_head(&mut reduction, x, &weight.rows(from, to), from)?;
             }
             results.push(reduction.candidates()?);
+            let soft = soft.iter().flatten().map(|soft| {
+                let rows = ops.embed_soft(soft, 2.0)?;
+                ops.read(&rows)
+            });
+            softs.push(soft.collect::<Result<Vec<_>, _>>()?.concat());
         }
         let (mut differing, mut worst) = (0, 0.0f64);
         for (index, ((rows, choice), targets)) in
@@ -174,6 +200,16 @@ impl DevicePair<'_> {
                 differing += usize::from(expected.token != found.token);
                 let confidences = [expected, found].map(|candidate| candidate.confidence.ln());
                 worst = worse(worst, (confidences[0] - confidences[1]).abs());
+                if choice.top {
+                    worst = worse(worst, (expected.rank - found.rank).abs());
+                    let tops = [expected, found].map(|candidate| candidate.evidence.top);
+                    let [Some(expected), Some(found)] = tops else {
+                        unreachable!("it was asked for")
+                    };
+                    differing += usize::from(expected.token != found.token);
+                    let log_probabilities = expected.log_probability - found.log_probability;
+                    worst = worse(worst, log_probabilities.abs());
+                }
                 let targets = [expected, found].map(|candidate| candidate.target_log_probability);
                 assert_eq!(targets[0].is_some(), row.target.is_some());
                 if let [Some(expected), Some(found)] = targets {
@@ -193,6 +229,13 @@ impl DevicePair<'_> {
             worst,
             tolerance,
         );
+        if let [expected, found] = &softs[..]
+            && !expected.is_empty()
+        {
+            let error = distance(expected, found);
+            let name = format!("head, {name}: soft embeddings");
+            self.record(name, error, self.tolerance());
+        }
         Ok(())
     }
 
