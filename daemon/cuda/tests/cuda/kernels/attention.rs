@@ -87,6 +87,7 @@ fn check_attend(
         heads,
         kv_heads,
         head_dim,
+        scale: (head_dim as f32).sqrt().recip(),
         window,
     };
     gpu.attend(number, attend).unwrap();
@@ -146,6 +147,8 @@ fn check_tasks(seed: u64, tasks: &[Queries<'_>], window: Option<usize>) {
                 (2, 1, 128),
                 (2, 2, 130),
                 (1, 1, 256),
+                (2, 1, 258),
+                (1, 1, 512),
             ] {
                 check_attend(gpu, &mut random, number, shape, tasks, window);
             }

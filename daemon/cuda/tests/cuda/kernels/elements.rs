@@ -132,6 +132,19 @@ fn elementwise_operations() {
                     assert_close(found, expected, tolerance, || number.name().to_owned());
                 }
 
+                let gate_there = Buffer::of_elements(gpu, number, &gate);
+                gpu.gelu_mul(number, gate_there.span(), up_there.span(), count)
+                    .unwrap();
+                let found = gate_there.read_elements(gpu, number).into_iter();
+                for ((found, gate), up) in found.zip(&gate).zip(&up) {
+                    let gate = f64::from(*gate);
+                    let inner =
+                        (2.0 / std::f64::consts::PI).sqrt() * (gate + 0.044_715 * gate.powi(3));
+                    let expected = 0.5 * gate * (1.0 + inner.tanh()) * f64::from(*up);
+                    let tolerance = expected.abs() * (rounding(number) + 1e-6) + 1e-7;
+                    assert_close(found, expected, tolerance, || number.name().to_owned());
+                }
+
                 let x = elements(&mut random, DType::F32, count);
                 let x_there = Buffer::of(gpu, &x);
                 gpu.add(number, x_there.span(), up_there.span(), count)

@@ -1,6 +1,8 @@
 //! The LM head, and the comparison of two, against what the engine makes of logits.
 
-use sluice_cuda::{CompareState, LM_HEAD_TOKENS, LmHeadRow, LmHeadSampling, LmHeadState, NO_TOKEN};
+use sluice_cuda::{
+    CompareState, LM_HEAD_TOKENS, LmHeadMeans, LmHeadRow, LmHeadSampling, LmHeadState, NO_TOKEN,
+};
 
 use super::{
     formats::Random,
@@ -24,15 +26,20 @@ mod noise {
     }
 }
 
-/// What the engine makes of a piece of a row's logits.
+/// What the engine makes of a piece of a row's logits, and of what was summed before.
 fn reduce(
-    state: &mut LmHeadState,
+    (state, mean): (&mut LmHeadState, &mut f32),
     logits: &mut [f32],
     first: usize,
     row: &LmHeadRow,
     choice: &LmHeadSampling,
 ) {
     let len = logits.len();
+    if choice.cap != 0.0 {
+        for logit in &mut *logits {
+            *logit = (*logit / choice.cap).tanh() * choice.cap * choice.factor;
+        }
+    }
     let inside = |id: u32| (id as usize).checked_sub(first).filter(|&i| i < len);
     for &id in &choice.suppressed[..choice.suppressed_count as usize] {
         if let Some(i) = inside(id) {
@@ -44,12 +51,20 @@ fn reduce(
     }
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     if max > state.max {
-        state.sum *= f64::from((state.max - max).exp());
+        let shrink = (state.max - max).exp();
+        state.sum *= f64::from(shrink);
+        state.weighted *= f64::from(shrink);
+        *mean *= shrink;
         state.max = max;
     }
     if state.max > f32::NEG_INFINITY {
         let terms = logits.iter().map(|x| f64::from((x - state.max).exp()));
         state.sum += terms.sum::<f64>();
+        if choice.wants_entropy != 0 {
+            let possible = logits.iter().filter(|logit| **logit > f32::NEG_INFINITY);
+            let terms = possible.map(|x| f64::from((x - state.max).exp()) * f64::from(*x));
+            state.weighted += terms.sum::<f64>();
+        }
     }
     let ends = &choice.ends[..choice.end_count as usize];
     for &id in [choice.mask]
@@ -64,6 +79,9 @@ fn reduce(
         let token = first + i;
         if token >= choice.vocab_size as usize {
             break;
+        }
+        if choice.wants_top != 0 && logit > state.top_logit {
+            (state.top, state.top_logit) = (token as u32, logit);
         }
         let mut score = f64::from(logit);
         if choice.temperature > 0.0 && logit > f32::NEG_INFINITY {
@@ -81,6 +99,7 @@ fn reduce(
             state.best_logit = logit;
         }
     }
+    logits.iter_mut().for_each(|x| *x = (*x - state.max).exp());
 }
 
 #[test]
@@ -95,11 +114,14 @@ fn the_head_is_reduced_as_the_engine_reduces_it() {
             all[..ids.len()].copy_from_slice(ids);
             all
         };
-        for (temperature, guidance, vocabulary, infinite) in [
-            (0.0, None, 3001, false),
-            (0.7, None, 2990, false),
-            (0.0, Some(1.5), 1200, false),
-            (1.3, Some(0.4), 3001, true),
+        /// Numbers of a row of means.
+        const WIDTH: usize = 300;
+        for (temperature, guidance, vocabulary, infinite, denoises) in [
+            (0.0, None, 3001, false, false),
+            (0.7, None, 2990, false, false),
+            (0.0, Some(1.5), 1200, false, false),
+            (1.3, Some(0.4), 3001, true, false),
+            (1.0, None, 2990, false, true),
         ] {
             let choice = LmHeadSampling {
                 temperature,
@@ -113,6 +135,10 @@ fn the_head_is_reduced_as_the_engine_reduces_it() {
                 suppressed_count: 3,
                 ends: tokens(&[7, 1500]),
                 suppressed: tokens(&[0, 999, 1000]),
+                cap: if denoises { 30.0 } else { 0.0 },
+                factor: if denoises { 1.25 } else { 1.0 },
+                wants_entropy: denoises.into(),
+                wants_top: denoises.into(),
             };
             let rows: Vec<LmHeadRow> = (0..ROWS as u32)
                 .map(|row| LmHeadRow {
@@ -146,6 +172,12 @@ fn the_head_is_reduced_as_the_engine_reduces_it() {
             let states = Buffer::of(gpu, &[LmHeadState::START; ROWS]);
             let rows_there = Buffer::of(gpu, &rows);
             let mut expected = [LmHeadState::START; ROWS];
+            let sums = Buffer::of(gpu, &[1.0f32; ROWS * WIDTH]);
+            let means = denoises.then(|| LmHeadMeans {
+                rows: sums.span(),
+                width: WIDTH,
+            });
+            let mut expected_means = [1.0f32; ROWS];
             for (from, to) in [(0, 1), (1, 1000), (1000, 2900), (2900, COLUMNS)] {
                 let piece: Vec<f32> = logits
                     .iter()
@@ -153,6 +185,8 @@ fn the_head_is_reduced_as_the_engine_reduces_it() {
                     .copied()
                     .collect();
                 let piece = Buffer::of(gpu, &piece);
+                // Before, nothing was summed: nothing was possible.
+                let has_means = denoises && from >= 1000;
                 gpu.lm_head_reduce(
                     states.span(),
                     piece.span(),
@@ -161,10 +195,12 @@ fn the_head_is_reduced_as_the_engine_reduces_it() {
                     to - from,
                     from,
                     &choice,
+                    means.filter(|_| has_means),
                 )
                 .unwrap();
-                piece.read::<f32>(gpu);
-                for (index, state) in expected.iter_mut().enumerate() {
+                let weights = piece.read::<f32>(gpu);
+                let states = expected.iter_mut().zip(&mut expected_means);
+                for (index, state) in states.enumerate() {
                     let mut row = logits[index][from..to].to_vec();
                     if guidance.is_some() {
                         for (c, u) in row.iter_mut().zip(&logits[ROWS + index][from..to]) {
@@ -172,19 +208,44 @@ fn the_head_is_reduced_as_the_engine_reduces_it() {
                         }
                     }
                     reduce(state, &mut row, from, &rows[index], &choice);
+                    let weights = &weights[index * (to - from)..][..to - from];
+                    let mut pairs = weights.iter().zip(&row);
+                    assert!(!has_means || pairs.all(|(a, b)| (a - b).abs() <= 1e-4 * b));
+                }
+                if !has_means {
+                    expected_means.fill(1.0);
+                }
+            }
+            if let Some(means) = means {
+                gpu.lm_head_means(means, states.span(), ROWS).unwrap();
+                let found = sums.read::<f32>(gpu);
+                let all = expected.iter().zip(&expected_means);
+                for (row, (state, sum)) in found.chunks_exact(WIDTH).zip(all) {
+                    let mean = sum / state.sum as f32;
+                    assert!(row.iter().all(|x| (x - mean).abs() <= 1e-4 * mean));
                 }
             }
             for (found, expected) in states.read::<LmHeadState>(gpu).iter().zip(&expected) {
                 let same = |a: f64, b: f64, relative: f64| {
                     a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= relative * b.abs()
                 };
+                // The hyperbolic tangent is not rounded alike.
+                let close =
+                    |a: f32, b: f32| same(a.into(), b.into(), if denoises { 1e-5 } else { 0.0 });
                 assert!(
-                    found.max == expected.max
+                    close(found.max, expected.max)
                         && found.best == expected.best
-                        && found.best_logit == expected.best_logit
-                        && found.target_logit.to_bits() == expected.target_logit.to_bits()
-                        && same(found.sum, expected.sum, 1e-6)
-                        && same(found.best_score, expected.best_score, 1e-12),
+                        && close(found.best_logit, expected.best_logit)
+                        && found.top == expected.top
+                        && close(found.top_logit, expected.top_logit)
+                        && same(found.weighted, expected.weighted, 1e-4)
+                        && close(found.target_logit, expected.target_logit)
+                        && same(found.sum, expected.sum, if denoises { 1e-4 } else { 1e-6 })
+                        && same(
+                            found.best_score,
+                            expected.best_score,
+                            if denoises { 1e-5 } else { 1e-12 }
+                        ),
                     "{found:?} for {expected:?}"
                 );
             }
