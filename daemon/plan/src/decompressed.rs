@@ -58,11 +58,8 @@ pub(super) fn bytes(groups: &[WeightGroupPlan], input: &PlanInput<'_>) -> u64 {
     let rows = workload.rows().max(workload.lm_head_rows());
     // Plain weights alone are multiplied by from the other side: where gradients go back (a request that thinks finds the plan
     // as it stands), and where the head's rows are summed.
-    let is_transposed = |part| match shape.layer_kind {
-        LayerKind::LatentThought(_) => true,
-        LayerKind::Gemma(_) => part == TensorPart::LmHead,
-        _ => false,
-    };
+    let goes_back = matches!(shape.layer_kind, LayerKind::LatentThought(_));
+    let is_transposed = |part| goes_back || (part == TensorPart::LmHead && shape.sums_head_rows());
     let is_decoded = |tensor: &&TensorPlan| {
         // Vectors are not multiplied by, and the embedding is read row by row.
         tensor.rows > 1

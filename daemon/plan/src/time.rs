@@ -394,7 +394,12 @@ fn linear(group: WeightGroup, tensor: &TensorPlan, input: &TimingInput<'_>) -> O
     // Decompression is divided among the threads; the matmul's rate was measured with all of them.
     let decode_s = decode_s * (turns as u64 * tensor.elements()) as f64 / threads as f64;
     let rate = rates.linear(format)?;
-    Some(share * (rate.seconds(tensor.elements(), rows) + decode_s))
+    let seconds = share * (rate.seconds(tensor.elements(), rows) + decode_s);
+    // A head whose rows are summed is multiplied by from its other side, too.
+    Some(match tensor.part {
+        TensorPart::LmHead if shape.sums_head_rows() => 2.0 * seconds,
+        _ => seconds,
+    })
 }
 
 /// How many rows an expert has that has any, and how many of the experts do.

@@ -115,6 +115,12 @@ impl Shape {
         !matches!(&self.layer_kind, LayerKind::Gemma(gemma) if gemma.is_full(layer))
     }
 
+    /// Whether a pass sums the LM head's rows by their probabilities, as what the next pass is told.
+    #[must_use]
+    pub fn sums_head_rows(&self) -> bool {
+        matches!(self.layer_kind, LayerKind::Gemma(_))
+    }
+
     /// The key and value heads of a layer.
     #[must_use]
     pub fn heads(&self, layer: usize) -> LayerHeads {

@@ -55,9 +55,10 @@ impl Network {
         gate: &mut Activation,
         up: &Activation,
     ) -> Result<(), EngineError> {
-        Ok(match self.gemma() {
+        match self.gemma() {
             Some(_) => ops.gelu_mul(gate, up)?,
             None => ops.silu_mul(gate, up)?,
-        })
+        }
+        Ok(())
     }
 }
