@@ -781,6 +781,27 @@ fn gradients_go_through_decompressed_weights_on_a_gpu_without_cublas() {
 }
 
 #[test]
+fn a_summed_head_is_decompressed_on_a_gpu_without_cublas() {
+    let gemma = PublishedShape::find("diffusion-gemma-26b-a4b").unwrap();
+    let shape = gemma.shape();
+    let decompress_bytes = |level: Level| {
+        let plan = Plan::new(&PlanInput {
+            shape,
+            sources: &sources_of(shape),
+            choices: level.into(),
+            budget_bytes: u64::MAX,
+            workload: Workload::default(),
+            working: WorkingMemory::default(),
+            machine: &gpu_machine(0, 0),
+        });
+        plan.unwrap().staging.decompress_bytes
+    };
+    assert_eq!(decompress_bytes(Level::Off), 0);
+    let bytes = decompress_bytes(Level::Moderate);
+    assert!(bytes > 0 && bytes <= sluice_weights::decompressed::BYTES_MAX as u64);
+}
+
+#[test]
 fn a_turn_of_2048_rows_decodes_an_mlp_once() {
     let shape = llada_8b();
     let machine = |decode_s| Machine {
