@@ -59,7 +59,7 @@ pub(super) fn bytes(groups: &[WeightGroupPlan], input: &PlanInput<'_>) -> u64 {
     // Plain weights alone are multiplied by from the other side: where gradients go back (a request that thinks finds the plan
     // as it stands), and where the head's rows are summed.
     let goes_back = matches!(shape.layer_kind, LayerKind::LatentThought(_));
-    let is_transposed = |part| goes_back || (part == TensorPart::LmHead && shape.sums_head_rows());
+    let is_transposed = |part| goes_back || (part == TensorPart::LmHead && shape.sums_lm_head());
     let is_decoded = |tensor: &&TensorPlan| {
         // Vectors are not multiplied by, and the embedding is read row by row.
         tensor.rows > 1

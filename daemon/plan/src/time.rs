@@ -397,7 +397,7 @@ fn linear(group: WeightGroup, tensor: &TensorPlan, input: &TimingInput<'_>) -> O
     let seconds = share * (rate.seconds(tensor.elements(), rows) + decode_s);
     // A head whose rows are summed is multiplied by from its other side, too.
     Some(match tensor.part {
-        TensorPart::LmHead if shape.sums_head_rows() => 2.0 * seconds,
+        TensorPart::LmHead if shape.sums_lm_head() => 2.0 * seconds,
         _ => seconds,
     })
 }

@@ -117,7 +117,7 @@ impl Shape {
 
     /// Whether a pass sums the LM head's rows by their probabilities, as what the next pass is told.
     #[must_use]
-    pub fn sums_head_rows(&self) -> bool {
+    pub fn sums_lm_head(&self) -> bool {
         matches!(self.layer_kind, LayerKind::Gemma(_))
     }
 
