@@ -3,6 +3,7 @@
 //! A family is a way to read a configuration and to name tensors; its layers are of one of the engine's kinds
 //! (`LayerKind`). A [`ModelConfig`] can come from any source; `config.json` is one.
 
+mod encoder;
 mod gemma;
 mod hugging_face;
 mod keys;
@@ -15,6 +16,8 @@ mod rwkv7;
 use serde_json::{Map, Value};
 use sluice_weights::{LayerKind, Rope, Router, Shape};
 
+pub use self::encoder::{Pooling, SentenceVectors};
+pub(crate) use self::encoder::{SentenceFiles, complete, pooling_folder};
 use self::keys::shortened;
 pub use self::published::{PUBLISHED_SHAPES, PublishedShape};
 pub(crate) use self::{keys::LAYERS_MAX, mixture::EXPERTS_MAX};
@@ -57,11 +60,15 @@ pub enum Family {
     LatentThought,
     /// Canvases of random tokens that are denoised, behind text that is read causally.
     DiffusionGemma,
+    /// Sentence encoders with BERT's layers.
+    Bert,
+    /// Sentence encoders that are a table of tokens' vectors alone.
+    Model2Vec,
 }
 
 impl Family {
     /// Every supported family.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 19] = [
         Self::Llada,
         Self::Llama,
         Self::Mistral,
@@ -79,6 +86,8 @@ impl Family {
         Self::Rwkv7,
         Self::LatentThought,
         Self::DiffusionGemma,
+        Self::Bert,
+        Self::Model2Vec,
     ];
 
     /// The name that screens and `config.json`'s `model_type` use; LLaDA-MoE's files have LLaDA's.
@@ -102,6 +111,8 @@ impl Family {
             Self::Rwkv7 => "rwkv7",
             Self::LatentThought => "ltm",
             Self::DiffusionGemma => "diffusion_gemma",
+            Self::Bert => "bert",
+            Self::Model2Vec => "model2vec",
         }
     }
 
@@ -146,6 +157,8 @@ impl Family {
             Self::Rwkv7 => "RWKV7ForCausalLM",
             Self::LatentThought => "LatentThoughtModel",
             Self::DiffusionGemma => "DiffusionGemmaForBlockDiffusion",
+            Self::Bert => "BertModel",
+            Self::Model2Vec => "StaticModel",
         }
     }
 }
@@ -177,6 +190,8 @@ pub struct ModelConfig {
     pub bos_token_id: Option<u32>,
     /// How a latent thought model's latents are to be inferred; `None` for other models.
     pub inference: Option<LatentInference>,
+    /// How a sentence encoder makes vectors of texts; `None` for other models.
+    pub sentences: Option<SentenceVectors>,
 }
 
 /// How latents are to be inferred: as in the training that made the model use them.
@@ -278,7 +293,7 @@ impl ModelConfig {
                     Some(Rope::plain(500_000.0, shape.head_dim))
                 }
                 LayerKind::Gemma(_) => Some(Rope::plain(10_000.0, shape.head_dim)),
-                LayerKind::Rwkv7(_) => None,
+                LayerKind::Rwkv7(_) | LayerKind::Encoder(_) => None,
             },
             full_rope: match shape.layer_kind {
                 LayerKind::Gemma(gemma) => Some(Rope::proportional(1e6, gemma.full_head_dim, 0.25)),
@@ -298,16 +313,26 @@ impl ModelConfig {
                 _ => None,
             },
             epsilon: 1e-5,
-            mask: (!shape.causal).then_some(MaskToken {
-                token_id: (family != Family::DiffusionGemma).then_some(0),
-                shifted: family.is_shifted(),
-                blocks: family.blocks(),
-                reserved: (family == Family::Rnd1).then_some(0),
-            }),
+            mask: (!shape.causal && !matches!(shape.layer_kind, LayerKind::Encoder(_))).then_some(
+                MaskToken {
+                    token_id: (family != Family::DiffusionGemma).then_some(0),
+                    shifted: family.is_shifted(),
+                    blocks: family.blocks(),
+                    reserved: (family == Family::Rnd1).then_some(0),
+                },
+            ),
             eos_token_ids: Vec::new(),
             bos_token_id: None,
             inference: match shape.layer_kind {
                 LayerKind::LatentThought(_) => Some(LatentInference::default()),
+                _ => None,
+            },
+            sentences: match shape.layer_kind {
+                LayerKind::Encoder(_) => Some(SentenceVectors {
+                    pooling: Pooling::Mean,
+                    are_normalized: true,
+                    tokens_max: shape.context_length,
+                }),
                 _ => None,
             },
             shape: shape.clone(),
@@ -327,6 +352,8 @@ impl ModelConfig {
             Family::Rwkv7 => rwkv7::read(config, generation),
             Family::LatentThought => latent::read(config, generation),
             Family::DiffusionGemma => gemma::read(config, generation),
+            Family::Bert => encoder::read(config),
+            Family::Model2Vec => encoder::read_static(config),
             family => hugging_face::read(family, config, generation),
         }
     }

@@ -12,6 +12,10 @@ use crate::family::{MaskToken, ModelConfig};
 /// Something that not every model can be asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Feature {
+    /// Text, or the likelihood of one.
+    Generate,
+    /// Vectors of texts.
+    Embed,
     /// Which masked positions a pass commits: policies, steps, remasking, guidance.
     Policies,
     /// Tokens that are fixed before anything is written, and spans that are replaced.
@@ -64,9 +68,14 @@ pub enum FeatureRefusal {
     OnlyLatent,
     /// Only recurrent models can.
     OnlyRecurrent,
+    /// Only sentence encoders can.
+    OnlyEncoders,
     /// Why this one cannot, as a phrase that may follow the feature or the model.
     Because(&'static str),
 }
+
+/// Why sentence encoders are refused what other models are asked for.
+const ENCODER: &str = "is a sentence encoder, which embeds texts and does nothing else";
 
 /// What decides a model's features.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,7 +86,9 @@ pub struct Features {
 
 impl Feature {
     /// Every feature, those of requests first.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 21] = [
+        Self::Generate,
+        Self::Embed,
         Self::Policies,
         Self::Pins,
         Self::ReplaceTokens,
@@ -103,6 +114,8 @@ impl Feature {
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
+            Self::Generate => "generate",
+            Self::Embed => "embed",
             Self::Policies => "policies, steps, remasking, guidance",
             Self::Pins => "pins, edits",
             Self::ReplaceTokens => "policy edit",
@@ -149,7 +162,8 @@ impl Features {
     #[must_use]
     pub fn refusal(&self, feature: Feature) -> Option<FeatureRefusal> {
         use FeatureRefusal::{
-            Because, OnlyAutoregressive, OnlyLatent, OnlyMaskedDiffusion, OnlyRecurrent,
+            Because, OnlyAutoregressive, OnlyEncoders, OnlyLatent, OnlyMaskedDiffusion,
+            OnlyRecurrent,
         };
         let is_latent = matches!(self.layer_kind, LayerKind::LatentThought(_));
         let is_mixture = matches!(self.layer_kind, LayerKind::Mixture(_) | LayerKind::Gemma(_));
@@ -158,7 +172,17 @@ impl Features {
         let blocks = self.mask.and_then(|mask| mask.blocks);
         let reads_causally = blocks.is_some_and(|blocks| blocks.causal_attention_before);
         let refused = |is_refused: bool, refusal| is_refused.then_some(refusal);
+        let is_encoder = matches!(self.layer_kind, LayerKind::Encoder(_));
         match (feature, self.mask) {
+            (Feature::Generate, _) => refused(is_encoder, Because(ENCODER)),
+            (Feature::Embed, _) => refused(!is_encoder, OnlyEncoders),
+            (Feature::Gpu, _) if is_encoder => {
+                Some(Because("sentence encoders are computed on the CPU alone"))
+            }
+            (Feature::Compress, _) if is_encoder => Some(Because(
+                "a sentence encoder has files in folders, for which a .sluice file has no place",
+            )),
+            _ if is_encoder => Some(Because(ENCODER)),
             (Feature::NextTokenChoice, mask) => refused(mask.is_some(), OnlyAutoregressive),
             (Feature::Score, None) => refused(!is_latent, OnlyMaskedDiffusion),
             (Feature::Fidelity, _) => refused(
@@ -238,6 +262,7 @@ impl fmt::Display for FeatureRefusal {
             Self::OnlyMaskedDiffusion => "only masked diffusion models can",
             Self::OnlyAutoregressive => "only autoregressive models can",
             Self::OnlyLatent => "only latent thought models can",
+            Self::OnlyEncoders => "only sentence encoders can",
             Self::OnlyRecurrent => "only recurrent models (RWKV-7) can",
             Self::Because(reason) => reason,
         })

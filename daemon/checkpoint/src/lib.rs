@@ -23,6 +23,7 @@ pub mod quantize;
 mod recommended;
 mod rwkv_names;
 pub mod safetensors;
+mod sentences;
 mod stored_order;
 pub mod synth;
 mod verified;

@@ -20,7 +20,7 @@ use crate::{
     model::ModelInfo,
     posterior::LOG_VAR_MAX,
     request::{
-        CanvasSlot, CollectInputs, Generate, InputPass, MeasureFidelity, MeasureMix, Score,
+        CanvasSlot, CollectInputs, Embed, Generate, InputPass, MeasureFidelity, MeasureMix, Score,
         Thinking, Work,
     },
 };
@@ -55,6 +55,10 @@ impl Work {
                 let most_read = passes.map(|pass| pass.rows.len()).max();
                 Workload::new(longest.unwrap_or(1), most_read.unwrap_or(1), 1)
             }
+            Self::Embed(request) => {
+                let (longest, texts, rows) = request.sizes();
+                Workload::of_texts(longest, texts, rows)
+            }
         }
     }
 
@@ -63,12 +67,20 @@ impl Work {
     /// # Errors
     /// The first rule it breaks.
     pub fn check(&self, model: &ModelInfo) -> Result<(), RequestError> {
+        let asked = match self {
+            Self::Embed(_) => Feature::Embed,
+            _ => Feature::Generate,
+        };
+        if let Some(refusal) = model.features().refusal(asked) {
+            return Err(RequestError::of_feature(refusal, "model"));
+        }
         match self {
             Self::Generate(generate) => generate.check(model),
             Self::Score(score) => score.check(model),
             Self::MeasureFidelity(compare) => compare.check(model),
             Self::MeasureMix(measure) => measure.on.check(model),
             Self::CollectInputs(collect) => collect.check(model),
+            Self::Embed(embed) => embed.check(model),
         }
     }
 }
@@ -81,6 +93,7 @@ impl RequestError {
             FeatureRefusal::OnlyAutoregressive => Self::OnlyAutoregressive { what },
             FeatureRefusal::OnlyLatent => Self::OnlyLatent { what },
             FeatureRefusal::OnlyRecurrent => Self::OnlyRecurrent { what },
+            FeatureRefusal::OnlyEncoders => Self::OnlyEncoders,
             FeatureRefusal::Because(reason) => Self::Sampling {
                 what,
                 problem: reason.to_owned(),
@@ -578,6 +591,24 @@ impl MeasureFidelity {
     }
 }
 
+impl Embed {
+    fn check(&self, model: &ModelInfo) -> Result<(), RequestError> {
+        if self.texts.is_empty() {
+            return Err(RequestError::Zero { what: "texts" });
+        }
+        if self.texts.len() > EMBED_TEXTS_MAX {
+            return Err(RequestError::TooManyTexts {
+                texts: self.texts.len(),
+                max: EMBED_TEXTS_MAX,
+            });
+        }
+        for text in &self.texts {
+            model.check_context(text.len(), 0)?;
+        }
+        check_ids(self.texts.iter().flatten(), model)
+    }
+}
+
 impl CollectInputs {
     fn check(&self, model: &ModelInfo) -> Result<(), RequestError> {
         if self.passes.is_empty() || self.inputs.is_empty() {
@@ -613,6 +644,9 @@ pub const FIDELITY_SAMPLES_MAX: usize = 256;
 
 /// Most passes of one request for inputs: others wait for all of them.
 pub const INPUT_PASSES_MAX: usize = 64;
+
+/// Most texts of one request for vectors, so that no answer is larger than a message may be.
+pub const EMBED_TEXTS_MAX: usize = 2048;
 
 /// Most draws of one estimate: beyond this the standard error no longer pays for the time.
 pub const SCORE_DRAWS_MAX: usize = 65_536;

@@ -106,6 +106,17 @@ pub enum RequestError {
         /// The most draws that are allowed.
         max: usize,
     },
+    /// A model that generates was asked for vectors.
+    #[error("this model generates text; only sentence encoders embed texts")]
+    OnlyEncoders,
+    /// More texts than a request for vectors takes.
+    #[error("{texts} texts exceed the limit of {max} for one request")]
+    TooManyTexts {
+        /// Texts that were given.
+        texts: usize,
+        /// The most texts that are allowed.
+        max: usize,
+    },
     /// More texts than a comparison takes.
     #[error("{samples} texts exceed the limit of {max} for one fidelity measurement")]
     TooManySamples {

@@ -337,8 +337,21 @@ pub enum Outcome {
         /// Whether all passes saw the checkpoint's own weights, bit for bit.
         is_lossless: bool,
     },
+    /// Vectors of texts.
+    Embedded(EmbeddingResult),
     /// Cancelled before it had a result of its kind: an estimate, or a request that was still waiting.
     Cancelled,
+}
+
+/// Vectors of texts.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EmbeddingResult {
+    /// A vector for each text, in their order.
+    pub vectors: Vec<Vec<f32>>,
+    /// Whether all passes saw the checkpoint's own weights, bit for bit.
+    pub is_lossless: bool,
+    /// Time from the first pass on.
+    pub elapsed: Duration,
 }
 
 /// A filled canvas.

@@ -37,7 +37,7 @@ pub use error::{EngineError, RequestError};
 pub use event::{Event, Outcome};
 pub use fair::ShareKey;
 pub use request::{
-    CanvasSlot, CollectInputs, Generate, MatrixKey, MeasureFidelity, MeasureMix, ModelId, Score,
-    Work,
+    CanvasSlot, CollectInputs, Embed, Generate, MatrixKey, MeasureFidelity, MeasureMix, ModelId,
+    Score, Work,
 };
 pub use runtime::{Engine, EngineOptions, PARALLEL_DEFAULT, PARALLEL_MAX};

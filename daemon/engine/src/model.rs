@@ -5,7 +5,7 @@ pub mod network;
 pub mod sequence_memory;
 
 use sluice_checkpoint::{
-    family::{LatentInference, MaskToken},
+    family::{LatentInference, MaskToken, SentenceVectors},
     features::Features,
 };
 use sluice_weights::{LayerKind, WeightFormat};
@@ -53,6 +53,8 @@ pub struct ModelInfo {
     pub has_prior: bool,
     /// How a latent thought model's latents are to be inferred; `None` for other models.
     pub inference: Option<LatentInference>,
+    /// How a sentence encoder makes vectors of texts; `None` for other models.
+    pub sentences: Option<SentenceVectors>,
     /// What tells its states from those of other models; `None` for a model without, or one that is no checkpoint's.
     pub state: Option<StateModel>,
 }

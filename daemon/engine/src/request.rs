@@ -1,6 +1,6 @@
 //! Requests to the engine, in token ids. Which are admitted: `admission`.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, ops::Range, sync::Arc};
 
 use sluice_checkpoint::calibration::PositionKind;
 use sluice_shared::{
@@ -162,6 +162,48 @@ pub struct Score {
     pub think_steps: Option<usize>,
 }
 
+/// Make a vector of each text, by a sentence encoder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Embed {
+    /// The model whose ids these are.
+    pub model: ModelId,
+    /// The texts, with the ids that the tokenizer puts around each. At least one, at most
+    /// [`crate::admission::EMBED_TEXTS_MAX`]; one without ids has the vector 0.
+    pub texts: Vec<Vec<u32>>,
+}
+
+/// Rows of a pass over texts, unless a single one has more.
+const EMBED_ROWS: usize = 512;
+
+impl Embed {
+    /// The texts of each pass: as many in a row as together have no more rows than a pass takes.
+    pub(crate) fn passes(&self) -> impl Iterator<Item = Range<usize>> {
+        let mut next = 0;
+        std::iter::from_fn(move || {
+            let start = next;
+            let mut rows = 0;
+            while let Some(text) = self.texts.get(next) {
+                rows += text.len();
+                if rows > EMBED_ROWS && next > start {
+                    break;
+                }
+                next += 1;
+            }
+            (next > start).then_some(start..next)
+        })
+    }
+
+    /// Tokens of the longest text, and the most texts and rows of a pass; each at least 1.
+    pub(crate) fn sizes(&self) -> (usize, usize, usize) {
+        let rows = |pass: &Range<usize>| self.texts[pass.clone()].iter().map(Vec::len).sum();
+        let longest = self.texts.iter().map(Vec::len).max();
+        let texts = self.passes().map(|pass| pass.len()).max();
+        let rows: Option<usize> = self.passes().map(|pass| rows(&pass)).max();
+        let some = |size: Option<usize>| size.unwrap_or(1).max(1);
+        (some(longest), some(texts), some(rows))
+    }
+}
+
 /// Compare a level's outputs with those of the checkpoint's own weights.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MeasureFidelity {
@@ -256,6 +298,8 @@ pub enum Work {
     MeasureMix(MeasureMix),
     /// Collect inputs of matrices.
     CollectInputs(CollectInputs),
+    /// Make vectors of texts.
+    Embed(Embed),
 }
 
 impl Work {
@@ -268,6 +312,7 @@ impl Work {
             Self::MeasureFidelity(compare) => compare.model,
             Self::MeasureMix(measure) => measure.on.model,
             Self::CollectInputs(collect) => collect.model,
+            Self::Embed(embed) => embed.model,
         }
     }
 
@@ -288,6 +333,7 @@ impl Work {
             Self::CollectInputs(collect) => {
                 (collect.passes.iter().map(|pass| pass.tokens.len()).sum(), 1)
             }
+            Self::Embed(embed) => (embed.texts.iter().map(Vec::len).sum(), 1),
         };
         let (rows, passes) = rows_and_passes;
         (rows as u64).saturating_mul(passes as u64)

@@ -9,6 +9,7 @@ mod command_loop;
 mod contain;
 mod converted_weights;
 mod current_model;
+mod embed;
 mod fidelity;
 mod group;
 mod latent_score;

@@ -110,7 +110,8 @@ impl Indices {
         self.values.is_empty()
     }
 
-    pub(super) fn iter(&self) -> impl ExactSizeIterator<Item = usize> {
+    /// The positions, in their order.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = usize> {
         self.values.iter().map(|&value| value as usize)
     }
 

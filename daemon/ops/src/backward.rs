@@ -258,7 +258,10 @@ impl Ops {
     }
 
     /// Rows of `f32` in the dtype that the device computes in, where that is another one.
-    fn rounded(&self, x: &Activation) -> Result<Option<Activation>, OpsError> {
+    ///
+    /// # Errors
+    /// When memory cannot be allocated, or the device fails.
+    pub fn rounded(&self, x: &Activation) -> Result<Option<Activation>, OpsError> {
         let dtype = self.device.dtype();
         if x.dtype() == dtype {
             return Ok(None);

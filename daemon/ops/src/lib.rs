@@ -10,6 +10,7 @@ mod clock;
 mod common_memory;
 mod cpu;
 pub mod device;
+mod encoder;
 mod error;
 mod fidelity;
 mod gemma;

@@ -30,7 +30,8 @@ impl StateShape {
             LayerKind::Attention
             | LayerKind::Mixture(_)
             | LayerKind::LatentThought(_)
-            | LayerKind::Gemma(_) => None,
+            | LayerKind::Gemma(_)
+            | LayerKind::Encoder(_) => None,
         }
     }
 

@@ -21,6 +21,8 @@ pub enum ChannelFunction {
     Sigmoid,
     /// `max(x, 0)²`.
     SquaredRelu,
+    /// GELU by the error function: `x (1 + erf(x / √2)) / 2`.
+    Gelu,
 }
 
 /// The rows of [`TimeMixInputs::vectors`].

@@ -67,7 +67,10 @@ impl KvCacheShape {
         let window = match shape.layer_kind {
             LayerKind::LatentThought(latents) => Some(latents.window),
             LayerKind::Gemma(gemma) => Some(gemma.window),
-            LayerKind::Attention | LayerKind::Mixture(_) | LayerKind::Rwkv7(_) => None,
+            LayerKind::Attention
+            | LayerKind::Mixture(_)
+            | LayerKind::Rwkv7(_)
+            | LayerKind::Encoder(_) => None,
         };
         let all = Self {
             layers: shape.layers,

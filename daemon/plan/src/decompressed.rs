@@ -61,9 +61,9 @@ pub(super) fn bytes(groups: &[WeightGroupPlan], input: &PlanInput<'_>) -> u64 {
     let goes_back = matches!(shape.layer_kind, LayerKind::LatentThought(_));
     let is_transposed = |part| goes_back || (part == TensorPart::LmHead && shape.sums_lm_head());
     let is_decoded = |tensor: &&TensorPlan| {
-        // Vectors are not multiplied by, and the embedding is read row by row.
+        // Vectors are not multiplied by, and tables are read row by row.
         tensor.rows > 1
-            && tensor.part != TensorPart::Embedding
+            && !tensor.part.is_table()
             && match is_transposed(tensor.part) {
                 true => !tensor.storage.on_gpu().is_plain(),
                 false => is_decompressed_first(gpu, tensor.storage.on_gpu(), rows),

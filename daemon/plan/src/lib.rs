@@ -83,6 +83,16 @@ impl Workload {
         }
     }
 
+    /// The workload of passes over texts that a sentence encoder reads, at most `longest` tokens each and `rows` together, so
+    /// many texts at once. All rows are read at their end.
+    #[must_use]
+    pub fn of_texts(longest: usize, texts: usize, rows: usize) -> Self {
+        Self {
+            lm_head_rows: rows,
+            ..Self::new(longest, longest, texts).with_rows(rows)
+        }
+    }
+
     /// The workload, with so many rows whose distributions are kept from pass to pass.
     #[must_use]
     pub fn comparing(self, compared_rows: usize) -> Self {

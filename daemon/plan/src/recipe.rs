@@ -23,10 +23,10 @@ pub(super) struct OtherForms {
 }
 
 impl OtherForms {
-    /// An embedding's rows are read one by one from the checkpoint, even where the tied LM head has the same tensor
+    /// A table's rows are read one by one from the checkpoint, even where the tied LM head has the same tensor
     /// compressed or in the mix.
     fn of(tensor: &TensorPlan, sources: &[SourceTensor]) -> Self {
-        if tensor.part == TensorPart::Embedding {
+        if tensor.part.is_table() {
             return Self::default();
         }
         let source = &sources[tensor.tensor];
@@ -46,8 +46,8 @@ pub(super) fn storage(
     tensor: &TensorPlan,
     forms: OtherForms,
 ) -> Storage {
-    // A GPU gathers rows of the embedding as they are stored, so it keeps them plain.
-    let is_read_by_row = from.is_gpu && tensor.part == TensorPart::Embedding;
+    // A GPU gathers rows of tables as they are stored, so it keeps them plain.
+    let is_read_by_row = from.is_gpu && tensor.part.is_table();
     // The index is for GPU kernels; on the CPU it would only take memory.
     let kept = |coding: CompressedRange| match from.is_gpu {
         true => coding,
@@ -178,7 +178,7 @@ pub(super) fn compressed(group: &WeightGroupPlan) -> WeightGroupPlan {
     for tensor in &mut compressed.tensors {
         if let (Storage::Plain(format), Some(coding)) = (tensor.storage, tensor.compressed)
             && format == tensor.source
-            && tensor.part != TensorPart::Embedding
+            && !tensor.part.is_table()
         {
             tensor.storage = Storage::Compressed(coding);
         }

@@ -351,7 +351,7 @@ fn linear(group: WeightGroup, tensor: &TensorPlan, input: &TimingInput<'_>) -> O
         Some(_) => 1,
         None => machine.device.threads,
     };
-    if tensor.rows == 1 || tensor.part == TensorPart::Embedding {
+    if tensor.rows == 1 || tensor.part.is_table() {
         return Some(0.0);
     }
     let is_last = group.layer().is_some_and(|layer| layer + 1 == shape.layers);

@@ -83,6 +83,7 @@ pub fn tier(tier: Tier) -> v1::Tier {
 pub fn weight_group_kind(group: WeightGroup) -> v1::WeightGroupKind {
     match group {
         WeightGroup::Embedding => v1::WeightGroupKind::Embedding,
+        WeightGroup::EmbeddingEnd => v1::WeightGroupKind::EmbeddingEnd,
         WeightGroup::SelfConditioning => v1::WeightGroupKind::SelfConditioning,
         WeightGroup::Attention(_) => v1::WeightGroupKind::Attention,
         WeightGroup::CrossAttention(_) => v1::WeightGroupKind::CrossAttention,

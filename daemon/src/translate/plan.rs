@@ -271,7 +271,9 @@ fn layers<T>(
     let mut layers: Vec<(String, Vec<T>)> = Vec::new();
     for (group, of_unit) in groups {
         let name = match group {
-            WeightGroup::Embedding | WeightGroup::SelfConditioning => "embedding".to_owned(),
+            WeightGroup::Embedding | WeightGroup::EmbeddingEnd | WeightGroup::SelfConditioning => {
+                "embedding".to_owned()
+            }
             WeightGroup::Attention(layer)
             | WeightGroup::CrossAttention(layer)
             | WeightGroup::GateUp(layer)
@@ -334,10 +336,8 @@ fn equal_levels(plan: &Plan) -> Option<String> {
         .flat_map(|group| &group.tensors)
         .collect();
     tensors.sort_by_key(|tensor| std::cmp::Reverse(tensor.elements()));
-    // The embedding is in nobody's way: no level changes it.
-    let largest = tensors
-        .iter()
-        .find(|tensor| tensor.part != TensorPart::Embedding);
+    // Tables are in nobody's way: no level changes them.
+    let largest = tensors.iter().find(|tensor| !tensor.part.is_table());
     let stored = largest.map(|tensor| match tensor.compressed {
         Some(coding) => Storage::Compressed(coding).name(),
         None => tensor.source.name(),
@@ -374,6 +374,10 @@ fn correction(pass: &PassTime) -> Option<f64> {
 fn weight_group_kind(part: TensorPart) -> &'static str {
     match part {
         TensorPart::Embedding => "embedding",
+        TensorPart::PositionEmbedding => "position embedding",
+        TensorPart::TokenTypeEmbedding => "token-type embedding",
+        TensorPart::EmbeddingNorm => "embedding norm",
+        TensorPart::EmbeddingNormBias => "embedding norm bias",
         TensorPart::AttentionNorm => "attention norm",
         TensorPart::AttentionNormBias => "attention norm bias",
         TensorPart::Query => "query",
@@ -385,6 +389,7 @@ fn weight_group_kind(part: TensorPart) -> &'static str {
         TensorPart::Value => "value",
         TensorPart::ValueBias => "value bias",
         TensorPart::AttentionOutput => "attention output",
+        TensorPart::AttentionOutputBias => "attention output bias",
         TensorPart::CrossNorm => "cross-attention norm",
         TensorPart::CrossQuery => "cross-attention query",
         TensorPart::CrossKey => "cross-attention key",
@@ -394,7 +399,9 @@ fn weight_group_kind(part: TensorPart) -> &'static str {
         TensorPart::MlpNormBias => "MLP norm bias",
         TensorPart::Gate => "gate",
         TensorPart::Up => "up",
+        TensorPart::UpBias => "up bias",
         TensorPart::Down => "down",
+        TensorPart::DownBias => "down bias",
         TensorPart::Router => "router",
         TensorPart::RouterBias => "router bias",
         TensorPart::RouterNorm => "router norm",

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use sluice_codec::{EncodeError, Encoded, Lossless, Scheme, encode};
 use sluice_formats::DType;
 
-use super::{CompressedTensor, CompressionShares, SourceTensor, TensorPart};
+use super::{CompressedTensor, CompressionShares, SourceTensor};
 
 /// Elements of a tile.
 pub const TILE: usize = 512;
@@ -52,11 +52,10 @@ pub fn with_assumed_compression(mut sources: Vec<SourceTensor>) -> Vec<SourceTen
     sources
 }
 
-/// The dtype of a tensor that may be compressed; `None` for vectors, blocks, and the embedding, whose rows are read one
-/// by one from where they lie.
+/// The dtype of a tensor that may be compressed; `None` for vectors, blocks, and tables, whose rows are read one by one.
 pub fn compressible_dtype(source: &SourceTensor) -> Option<DType> {
     let (rows, _) = source.spec.size();
-    let is_compressed = rows > 1 && source.spec.part != TensorPart::Embedding;
+    let is_compressed = rows > 1 && !source.spec.part.is_table();
     source.format.dtype().filter(|_| is_compressed)
 }
 

@@ -7,6 +7,8 @@ use crate::{KeptKvHeads, Rwkv7Part};
 pub enum WeightGroup {
     /// The embedding, of which a pass reads single rows.
     Embedding,
+    /// What a sentence encoder adds to the embedding's rows: positions and token types, and the norm of their sum.
+    EmbeddingEnd,
     /// What tells a canvas what the pass before has predicted: a gated MLP and the norm before it.
     SelfConditioning,
     /// A layer's attention, or time mix, and the norm before it.
@@ -46,7 +48,11 @@ impl WeightGroup {
             | Self::SharedExpert(layer)
             | Self::Expert(layer, _)
             | Self::LayerEnd(layer) => Some(layer),
-            Self::Embedding | Self::SelfConditioning | Self::FinalNorm | Self::LmHead(_) => None,
+            Self::Embedding
+            | Self::EmbeddingEnd
+            | Self::SelfConditioning
+            | Self::FinalNorm
+            | Self::LmHead(_) => None,
         }
     }
 
@@ -62,6 +68,14 @@ impl WeightGroup {
 pub enum TensorPart {
     /// [padded vocab size, hidden size].
     Embedding,
+    /// [positions, hidden size].
+    PositionEmbedding,
+    /// [token types, hidden size].
+    TokenTypeEmbedding,
+    /// [1, hidden size], of the sum of the embeddings.
+    EmbeddingNorm,
+    /// [1, hidden size], of that norm.
+    EmbeddingNormBias,
     /// [1, hidden size].
     AttentionNorm,
     /// [1, hidden size], of a norm that has a bias.
@@ -84,6 +98,8 @@ pub enum TensorPart {
     KeyNorm,
     /// [hidden size, attention heads · head dimension].
     AttentionOutput,
+    /// [1, hidden size].
+    AttentionOutputBias,
     /// [1, hidden size], behind attention.
     AttentionPostNorm,
     /// [1, hidden size], before cross-attention.
@@ -104,8 +120,12 @@ pub enum TensorPart {
     Gate,
     /// [intermediate size, hidden size].
     Up,
+    /// [1, intermediate size].
+    UpBias,
     /// [hidden size, intermediate size].
     Down,
+    /// [1, hidden size].
+    DownBias,
     /// [experts, hidden size].
     Router,
     /// [1, experts], added where experts are chosen.
@@ -143,6 +163,10 @@ impl TensorPart {
     pub fn group(self, layer: usize) -> WeightGroup {
         match self {
             Self::Embedding => WeightGroup::Embedding,
+            Self::PositionEmbedding
+            | Self::TokenTypeEmbedding
+            | Self::EmbeddingNorm
+            | Self::EmbeddingNormBias => WeightGroup::EmbeddingEnd,
             Self::AttentionNorm
             | Self::AttentionNormBias
             | Self::Query
@@ -154,6 +178,7 @@ impl TensorPart {
             | Self::QueryNorm
             | Self::KeyNorm
             | Self::AttentionOutput
+            | Self::AttentionOutputBias
             | Self::AttentionPostNorm => WeightGroup::Attention(layer),
             Self::CrossNorm
             | Self::CrossQuery
@@ -161,10 +186,13 @@ impl TensorPart {
             | Self::CrossValue
             | Self::CrossOutput => WeightGroup::CrossAttention(layer),
             Self::Rwkv7(part) if !part.is_of_channel_mix() => WeightGroup::Attention(layer),
-            Self::MlpNorm | Self::MlpNormBias | Self::Gate | Self::Up | Self::Rwkv7(_) => {
-                WeightGroup::GateUp(layer)
-            }
-            Self::Down => WeightGroup::Down(layer),
+            Self::MlpNorm
+            | Self::MlpNormBias
+            | Self::Gate
+            | Self::Up
+            | Self::UpBias
+            | Self::Rwkv7(_) => WeightGroup::GateUp(layer),
+            Self::Down | Self::DownBias => WeightGroup::Down(layer),
             Self::Router
             | Self::RouterBias
             | Self::RouterNorm
@@ -180,7 +208,7 @@ impl TensorPart {
         }
     }
 
-    /// Whether it stays as the checkpoint has it at every lossy level: vectors, the embedding (of which a pass reads
+    /// Whether it stays as the checkpoint has it at every lossy level: vectors, tables (of which a pass reads
     /// single rows), and matrices of low-rank products.
     #[must_use]
     pub fn is_never_quantized(self) -> bool {
@@ -199,8 +227,15 @@ impl TensorPart {
             | Self::LmHead => false,
             Self::Rwkv7(_)
             | Self::Embedding
+            | Self::PositionEmbedding
+            | Self::TokenTypeEmbedding
+            | Self::EmbeddingNorm
+            | Self::EmbeddingNormBias
             | Self::AttentionNorm
             | Self::AttentionNormBias
+            | Self::AttentionOutputBias
+            | Self::UpBias
+            | Self::DownBias
             | Self::QueryBias
             | Self::KeyBias
             | Self::ValueBias
@@ -224,6 +259,14 @@ impl TensorPart {
             | Self::FinalNorm
             | Self::FinalNormBias => true,
         }
+    }
+
+    /// Whether it is a table, of which a pass reads single rows and which multiplies nothing.
+    pub fn is_table(self) -> bool {
+        matches!(
+            self,
+            Self::Embedding | Self::PositionEmbedding | Self::TokenTypeEmbedding
+        )
     }
 
     /// Whether it is a matrix of an MLP, through which a long canvas goes in pieces.

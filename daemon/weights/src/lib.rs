@@ -35,8 +35,8 @@ pub use self::{
     router::Router,
     rwkv7::{RWKV7_HEAD_DIM, Rwkv7Part, Rwkv7Ranks},
     shape::{
-        ATTENTION_PARTS, ExpertShape, FUSED_ATTENTION, GemmaShape, LayerHeads, LayerKind, Shape,
-        TensorNaming,
+        ATTENTION_PARTS, EncoderShape, ExpertShape, FUSED_ATTENTION, GemmaShape, LayerHeads,
+        LayerKind, Shape, TensorNaming,
     },
     storage::{
         CompressedRange, MixedTensor, SourceTensor, Storage, TensorPlan, Tier, WeightFormat,

@@ -1,11 +1,12 @@
 //! The shape of a model without its weights: plans are made from it, and synthetic checkpoints.
 
+mod encoder;
 mod experts;
 mod gemma;
 mod latent;
 mod rwkv7;
 
-pub use self::{experts::ExpertShape, gemma::GemmaShape};
+pub use self::{encoder::EncoderShape, experts::ExpertShape, gemma::GemmaShape};
 use super::{LatentShape, Rwkv7Ranks, TensorPart, TensorSpec};
 
 /// How a family names its tensors.
@@ -23,6 +24,12 @@ pub enum TensorNaming {
     LatentThought,
     /// `model.decoder.layers.N.self_attn.q_proj` and so on, as in DiffusionGemma.
     Gemma,
+    /// `encoder.layer.N.attention.self.query` and so on, as in BERT.
+    Bert,
+    /// BERT's names behind `bert.`, as models with a head of their own have them.
+    PrefixedBert,
+    /// `embeddings` alone, as in model2vec's static tables.
+    Model2Vec,
 }
 
 /// What a model's layers are made of.
@@ -38,6 +45,8 @@ pub enum LayerKind {
     LatentThought(LatentShape),
     /// Attention within a window or to all, and a gated MLP beside a mixture of experts.
     Gemma(GemmaShape),
+    /// BERT's attention and MLP with biases, each with its norm behind it; no LM head.
+    Encoder(EncoderShape),
 }
 
 /// Key and value heads of a layer.
@@ -140,6 +149,9 @@ impl Shape {
     /// embedding's tensor again.
     #[must_use]
     pub fn tensors(&self) -> Vec<TensorSpec> {
+        if let LayerKind::Encoder(encoder) = &self.layer_kind {
+            return encoder::tensors(self, encoder);
+        }
         let names = Names::of(self.naming);
         let (width, mlp) = (self.hidden_size, self.intermediate_size);
         let queries = self.attention_heads * self.head_dim;
@@ -223,7 +235,10 @@ impl Shape {
     /// Name of the embedding.
     #[must_use]
     pub fn embedding_name(&self) -> String {
-        format!("{}.weight", self.embedding())
+        match self.naming {
+            TensorNaming::Model2Vec => self.embedding().to_owned(),
+            _ => format!("{}.weight", self.embedding()),
+        }
     }
 
     fn embedding(&self) -> &'static str {
@@ -368,6 +383,19 @@ impl Names {
                 layers: "model.decoder.layers",
                 final_norm: "model.decoder.norm",
                 lm_head: "model.decoder.lm_head",
+                ..Self::of(TensorNaming::HuggingFace)
+            },
+            // Only the embedding: encoders have no LM head, and their layers no gate.
+            TensorNaming::Bert => Self {
+                embedding: "embeddings.word_embeddings",
+                ..Self::of(TensorNaming::HuggingFace)
+            },
+            TensorNaming::PrefixedBert => Self {
+                embedding: "bert.embeddings.word_embeddings",
+                ..Self::of(TensorNaming::HuggingFace)
+            },
+            TensorNaming::Model2Vec => Self {
+                embedding: "embeddings",
                 ..Self::of(TensorNaming::HuggingFace)
             },
             // The LM head is the embedding, under the head's name.

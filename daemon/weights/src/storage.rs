@@ -254,8 +254,8 @@ impl TensorPlan {
     /// is multiplied, and not compressed.
     #[must_use]
     pub fn is_interleaved(&self) -> bool {
-        // A pass reads single rows of the embedding.
-        self.part != TensorPart::Embedding
+        // A pass reads single rows of tables.
+        !self.part.is_table()
             && self.rows >= ROWS
             && matches!(self.storage, Storage::Plain(format) if format.interleaves(self.width))
     }
@@ -449,7 +449,8 @@ fn weight_groups_of(sources: &[SourceTensor], head_numbers_max: usize) -> Vec<We
 fn order(group: WeightGroup) -> (usize, usize, usize) {
     match group {
         WeightGroup::Embedding => (0, 0, 0),
-        WeightGroup::SelfConditioning => (0, 0, 1),
+        WeightGroup::EmbeddingEnd => (0, 0, 1),
+        WeightGroup::SelfConditioning => (0, 0, 2),
         WeightGroup::Attention(layer) => (1, layer, 0),
         WeightGroup::CrossAttention(layer) => (1, layer, 1),
         WeightGroup::GateUp(layer) => (1, layer, 2),

@@ -121,6 +121,7 @@ pub(super) fn read(
         eos_token_ids,
         bos_token_id: keys::bos_token_id(text, generation, vocabulary),
         inference: None,
+        sentences: None,
     })
 }
 

@@ -131,6 +131,7 @@ pub(super) fn read(
         eos_token_ids,
         bos_token_id: keys::bos_token_id(config, generation, vocabulary),
         inference: None,
+        sentences: None,
     })
 }
 
@@ -203,14 +204,7 @@ fn check_variant(family: Family, config: &Map<String, Value>) -> Result<(), Chec
         Family::Llada2 => {}
         _ => keys::check_variant(config, &[("partial_rotary_factor", 1.0.into())])?,
     }
-    // GPTQ, AWQ and the like store packed integers instead of weights.
-    match config.get("quantization_config") {
-        None | Some(Value::Null) => Ok(()),
-        Some(_) => Err(problem(
-            "quantization_config",
-            "declares quantized weights; only f32, f16 and bf16 are supported in Hugging Face folders",
-        )),
-    }
+    keys::check_unquantized(config)
 }
 
 fn head_dim(keys: &ConfigKeys<'_>, width: usize, heads: usize) -> Result<usize, CheckpointError> {

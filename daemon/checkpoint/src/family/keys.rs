@@ -32,6 +32,17 @@ pub(super) fn check_variant(
     Ok(())
 }
 
+/// Refuses packed integers in the place of weights, as GPTQ, AWQ and the like store them.
+pub(super) fn check_unquantized(config: &Map<String, Value>) -> Result<(), CheckpointError> {
+    match config.get("quantization_config") {
+        None | Some(Value::Null) => Ok(()),
+        Some(_) => Err(problem(
+            "quantization_config",
+            "declares quantized weights; only f32, f16 and bf16 are supported in Hugging Face folders",
+        )),
+    }
+}
+
 /// Whether both are numbers, and equal: files have 1 and 1.0.
 fn is_same_number(found: &Value, expected: &Value) -> bool {
     found.is_number() && found.as_f64() == expected.as_f64()

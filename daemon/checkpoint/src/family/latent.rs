@@ -83,6 +83,7 @@ pub(super) fn read(
         eos_token_ids: keys::eos_token_ids(config, generation, vocab_size)?,
         bos_token_id: keys::bos_token_id(config, generation, vocab_size),
         inference: Some(inference(&keys)?),
+        sentences: None,
     })
 }
 

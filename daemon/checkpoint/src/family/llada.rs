@@ -95,6 +95,7 @@ pub(super) fn read(
         eos_token_ids,
         bos_token_id: keys::bos_token_id(config, generation, vocabulary),
         inference: None,
+        sentences: None,
     })
 }
 

@@ -83,6 +83,7 @@ pub(super) fn read(
         eos_token_ids,
         bos_token_id: keys::bos_token_id(config, generation, vocab_size),
         inference: None,
+        sentences: None,
     })
 }
 

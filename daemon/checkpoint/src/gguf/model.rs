@@ -17,13 +17,16 @@ impl Checkpoint {
     /// An unknown architecture, or a key that is missing, invalid, or asks for what isn't supported.
     pub fn model(&self) -> Result<ModelConfig, CheckpointError> {
         let generation = self.generation_config()?;
-        let config = ModelConfig::read(&self.config()?, generation.as_ref());
+        let mut keys = self.config()?;
+        self.add_table_sizes(&mut keys)?;
+        let config = ModelConfig::read(&keys, generation.as_ref());
         let Some(gguf) = &self.gguf else {
             let mut config = match &self.rwkv {
                 Some(rwkv) => config.map_err(|error| rwkv.explain(error))?,
                 None => config?,
             };
             config.shape.tied &= !self.has_quantized_lm_head(&config.shape);
+            self.complete_encoder(&mut config)?;
             return Ok(config);
         };
         let mut config = config.map_err(|error| gguf.explain(error))?;

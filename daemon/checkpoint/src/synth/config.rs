@@ -63,6 +63,14 @@ pub(super) fn config(family: Option<Family>, shape: &Shape, element: SynthDType)
         (TensorNaming::LatentThought, ..) => latent_thought(shape),
         (TensorNaming::Nemotron, ..) => nemotron(shape),
         (TensorNaming::Gemma, ..) => gemma(shape),
+        (TensorNaming::Bert | TensorNaming::PrefixedBert, ..) => bert(shape),
+        (TensorNaming::Model2Vec, ..) => json!({
+            "architectures": ["StaticModel"],
+            "model_type": "model2vec",
+            "vocab_size": shape.padded_vocab_size,
+            "hidden_dim": shape.hidden_size,
+            "normalize": true,
+        }),
         // Its layers have experts.
         (TensorNaming::Llada2, ..) => hugging_face(shape, "LLaDA2MoeModelLM", "llada2_moe"),
     };
@@ -83,6 +91,26 @@ pub(super) fn config(family: Option<Family>, shape: &Shape, element: SynthDType)
         SynthDType::F32 => "float32",
     }
     .into();
+    config
+}
+
+fn bert(shape: &Shape) -> Value {
+    let mut config = json!({
+        "architectures": ["BertModel"],
+        "model_type": "bert",
+        "hidden_act": "gelu",
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "layer_norm_eps": 1e-12,
+        "max_position_embeddings": shape.context_length,
+        "num_attention_heads": shape.attention_heads,
+        "num_hidden_layers": shape.layers,
+        "position_embedding_type": "absolute",
+        "vocab_size": shape.padded_vocab_size,
+    });
+    if let LayerKind::Encoder(encoder) = &shape.layer_kind {
+        config["type_vocab_size"] = encoder.token_types.into();
+    }
     config
 }
 

@@ -42,7 +42,8 @@ impl FreshTensor {
             {
                 Self::Constant(router.head_norm())
             }
-            TensorPart::AttentionNorm
+            TensorPart::EmbeddingNorm
+            | TensorPart::AttentionNorm
             | TensorPart::QueryNorm
             | TensorPart::KeyNorm
             | TensorPart::CrossNorm
@@ -58,7 +59,8 @@ impl FreshTensor {
             | TensorPart::TextLayerScale
             | TensorPart::FinalNorm
             | TensorPart::Rwkv7(Own::FirstNorm | Own::HeadNorm) => Self::Constant(1.0),
-            TensorPart::AttentionNormBias
+            TensorPart::EmbeddingNormBias
+            | TensorPart::AttentionNormBias
             | TensorPart::RouterBias
             | TensorPart::MlpNormBias
             | TensorPart::FinalNormBias

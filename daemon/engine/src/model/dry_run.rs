@@ -93,6 +93,7 @@ impl DryRun {
             false => None,
         };
         match cache {
+            None if self.config.sentences.is_some() => self.texts_pass(&ops, &model, workload)?,
             Some(format) => {
                 self.thinking_pass(&ops, &model, workload)?;
                 self.autoregressive_pass(&ops, &model, workload, mlp_rows, format)?;
@@ -172,6 +173,30 @@ impl DryRun {
             ops.take_logits(&mut logits, &x, &head.weight(TensorPart::LmHead), first)?;
         }
         Ok(())
+    }
+
+    /// A pass of a sentence encoder over texts.
+    fn texts_pass(
+        &self,
+        ops: &Ops,
+        model: &Network,
+        workload: &Workload,
+    ) -> Result<(), EngineError> {
+        let weights = Residency::dry_run(&self.groups);
+        let longest = workload.canvas_length;
+        let lengths = shares(workload.rows(), workload.batch_requests, longest);
+        let tokens = vec![0; longest];
+        let positions: Vec<_> = (0..longest).collect();
+        let mut texts: Vec<_> = (lengths.iter())
+            .map(|&length| Sequence {
+                tokens: &tokens[..length],
+                positions: &positions[..length],
+                wanted: &positions[..length],
+                sees: VisibleKeys::Each { checks: 0 },
+            })
+            .collect();
+        let never = AtomicBool::new(false);
+        finished(model.forward(ops, &weights, &mut texts, &never)).map(drop)
     }
 
     /// A pass that infers latents of the prompts.

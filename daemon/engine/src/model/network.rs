@@ -1,5 +1,5 @@
 //! The layers of all families, written once for every device, format and tier: pre-norm blocks of attention and a gated
-//! MLP or a mixture of experts, or of RWKV-7's time mix and channel mix.
+//! MLP or a mixture of experts, or of RWKV-7's time mix and channel mix; and post-norm blocks of sentence encoders.
 //!
 //! With attention: RMSNorm in `f32`, rotary embedding at positions counted from the start of the prompt, SwiGLU.
 //!
@@ -12,6 +12,7 @@
 mod attention;
 mod cpu_experts;
 mod cross_attention;
+mod encoder;
 mod gemma;
 mod latent_gradient;
 mod mixture;
@@ -24,7 +25,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use sluice_checkpoint::family::ModelConfig;
 use sluice_ops::{Activation, Ops, OpsError, Phase, RopeTable};
 use sluice_plan::MLP_ROWS;
-use sluice_weights::{LayerKind, MatrixInput, TensorPart, WeightGroup};
+use sluice_weights::{EncoderShape, LayerKind, MatrixInput, TensorPart, WeightGroup};
 
 use self::rows::{BatchKeys, BatchRows};
 pub use self::{
@@ -144,6 +145,7 @@ impl Network {
             eos_token_ids,
             bos_token_id,
             inference,
+            sentences,
             ..
         } = &self.config;
         ModelInfo {
@@ -166,6 +168,7 @@ impl Network {
             bos_token_id: *bos_token_id,
             has_prior: false,
             inference: *inference,
+            sentences: *sentences,
             state: None,
         }
     }
@@ -260,6 +263,9 @@ impl Network {
         if self.gemma().is_some() {
             self.self_conditioning(ops, weights, &mut hidden, &rows.canvases)?;
         }
+        if self.encoder().is_some_and(EncoderShape::has_layers) {
+            hidden = self.finish_embedding(ops, weights, hidden, rows)?;
+        }
         let mut first_value = None;
         for layer in 0..self.config.shape.layers {
             if cancel.load(Ordering::Relaxed) {
@@ -290,6 +296,9 @@ impl Network {
                     let kept = (rows, &mut seen.latents);
                     self.cross_attention(ops, weights, layer, &mut hidden, kept, sizes)?;
                     self.mlp(ops, weights, layer, &mut hidden, observer)?;
+                }
+                LayerKind::Encoder(_) => {
+                    hidden = self.encoder_layer(ops, weights, layer, hidden, seen)?;
                 }
                 LayerKind::Rwkv7(_) => {
                     let states = &mut seen.states;

@@ -114,6 +114,12 @@ impl Worker {
                 served.rest();
                 served.worker.end(job, result);
             }
+            (Ok(()), Work::Embed(request)) => {
+                let mut emit = |event| job.listener.tell(event);
+                let result = served.embed(request, &mut emit);
+                served.rest();
+                served.worker.end(job, result);
+            }
             (Ok(()), Work::Generate(_) | Work::Score(_)) => Batch {
                 runner: served,
                 members: Vec::new(),
@@ -310,7 +316,10 @@ impl Batch<'_> {
                 request: contained(|| Box::new(ScoreEstimate::new(request.clone(), vocabulary)))?,
                 watch: None,
             },
-            Work::MeasureFidelity(_) | Work::MeasureMix(_) | Work::CollectInputs(_) => {
+            Work::MeasureFidelity(_)
+            | Work::MeasureMix(_)
+            | Work::CollectInputs(_)
+            | Work::Embed(_) => {
                 unreachable!("they share no passes")
             }
         })

@@ -14,7 +14,7 @@ use sluice_checkpoint::{
     pruning::{PruneOptions, PruneShares, prune},
 };
 use sluice_engine::{
-    CanvasSlot, Engine, EngineError, EngineOptions, Generate, LoadedModel, MeasureFidelity,
+    CanvasSlot, Embed, Engine, EngineError, EngineOptions, Generate, LoadedModel, MeasureFidelity,
     Outcome, PlanSettings, Score, ShareKey, Work,
     calibration::{CalibrateError, CalibrationOptions, calibrate},
     optimization::{OptimizeError, OptimizeGoal, OptimizeOptions, optimize},
@@ -35,7 +35,7 @@ use tempfile::TempDir;
 use crate::checkpoints::fixture;
 
 /// The families that have a tiny model of their own. Mistral and Qwen2 are read as Llama is.
-const TINY: [(Family, &str); 15] = [
+const TINY: [(Family, &str); 17] = [
     (Family::Llada, "llada-tiny"),
     (Family::Llama, "llama-tiny"),
     (Family::Qwen3, "qwen3-tiny"),
@@ -51,6 +51,8 @@ const TINY: [(Family, &str); 15] = [
     (Family::DiffusionGemma, "diffusion-gemma-tiny"),
     (Family::Rwkv7, "rwkv7-tiny"),
     (Family::LatentThought, "ltm-tiny"),
+    (Family::Bert, "bert-tiny"),
+    (Family::Model2Vec, "model2vec-tiny"),
 ];
 
 /// A tiny model, loaded.
@@ -146,6 +148,8 @@ impl Tiny {
             Feature::VerifyTokens => of_policy("revoke"),
             Feature::NextToken => of_policy("autoregressive"),
             Feature::Renoise => of_policy("renoise"),
+            Feature::Generate => self.request(),
+            Feature::Embed => return self.embed(),
             Feature::Fidelity => return self.measure_fidelity(),
             Feature::PassCache => keeping(KvCacheMode::Prefix),
             Feature::BlockCache => keeping(KvCacheMode::Blocks),
@@ -181,11 +185,23 @@ impl Tiny {
 
     fn run(&self, work: Work) -> Result<(), String> {
         match self.engine.run(work) {
-            Ok(Outcome::Generated(_) | Outcome::Scored(_) | Outcome::Fidelity(_)) => Ok(()),
+            Ok(
+                Outcome::Generated(_)
+                | Outcome::Scored(_)
+                | Outcome::Fidelity(_)
+                | Outcome::Embedded(_),
+            ) => Ok(()),
             Ok(other) => panic!("{}: {other:?}", self.name),
             Err(EngineError::Request(refused)) => Err(refused.to_string()),
             Err(error) => Err(format!("not refused: {error}")),
         }
+    }
+
+    fn embed(&self) -> Result<(), String> {
+        self.run(Work::Embed(Embed {
+            model: self.model.id,
+            texts: vec![ids(3), ids(4)],
+        }))
     }
 
     fn score(&self) -> Result<(), String> {

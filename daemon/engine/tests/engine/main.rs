@@ -2,6 +2,7 @@
 
 mod checkpoints;
 mod containers;
+mod encoders;
 mod features;
 mod fixtures;
 mod gguf;

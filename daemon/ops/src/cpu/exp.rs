@@ -162,6 +162,42 @@ fn gelu_body(gate: &mut [f32], up: &[f32]) {
 }
 
 #[inline(always)]
+fn erf_gelu_body(values: &mut [f32]) {
+    /// Beyond this the error function is ±1 in `f32`.
+    const FAR: f32 = 4.0;
+    // A ratio of polynomials, as Eigen has it (`MathFunctionsImpl.h`): within 2e-7.
+    const ODD: [f32; 7] = [
+        -2.726_142_3e-10,
+        2.770_681_5e-8,
+        -2.101_024e-6,
+        -5.692_506_6e-5,
+        -7.349_906_4e-4,
+        -2.954_6e-3,
+        -1.609_603_3e-2,
+    ];
+    const EVEN: [f32; 5] = [
+        -1.456_607_2e-5,
+        -2.133_740_6e-4,
+        -1.682_827e-3,
+        -7.373_329e-3,
+        -1.426_473_9e-2,
+    ];
+    for value in values {
+        let x = *value;
+        let z = (x * std::f32::consts::FRAC_1_SQRT_2).clamp(-FAR, FAR);
+        let square = z * z;
+        let [mut odd, mut even] = [ODD[0], EVEN[0]];
+        for factor in &ODD[1..] {
+            odd = odd * square + factor;
+        }
+        for factor in &EVEN[1..] {
+            even = even * square + factor;
+        }
+        *value = 0.5 * x * (1.0 + z * odd / even);
+    }
+}
+
+#[inline(always)]
 fn cap_body(values: &mut [f32], cap: f32, factor: f32) {
     for value in values {
         // Exact to 1e-7 of the cap.
@@ -250,6 +286,11 @@ with_vectors! {
 }
 
 with_vectors! {
+    /// GELU by the error function in the place of each value, as BERT has it.
+    gelu, erf_gelu_body, (values: &mut [f32])
+}
+
+with_vectors! {
     /// `cap · tanh(value / cap) · factor` in the place of each value.
     cap, cap_body, (values: &mut [f32], cap: f32, factor: f32)
 }
@@ -309,6 +350,35 @@ mod tests {
             assert!((f64::from(*gelu) - 1.5 * x * (1.0 + u.tanh())).abs() < 1e-5);
             assert!((f64::from(*bounded) - 8.0 * (x / 4.0).tanh()).abs() < 1e-5);
         }
+    }
+
+    /// The error function as a series, in `f64`.
+    fn erf(x: f64) -> f64 {
+        let mut term = x;
+        let mut sum = x;
+        for n in 1..200 {
+            term *= -x * x / f64::from(n);
+            sum += term / f64::from(2 * n + 1);
+        }
+        sum * std::f64::consts::FRAC_2_SQRT_PI
+    }
+
+    #[test]
+    fn gelu_by_the_error_function_is_as_its_definition() {
+        let values: Vec<f32> = (-5000..5000).map(|x| x as f32 / 1000.0).collect();
+        let mut found = values.clone();
+        gelu(Instructions::best(), &mut found);
+        for (x, found) in values.iter().zip(&found) {
+            let x = f64::from(*x);
+            let exact = 0.5 * x * (1.0 + erf(x / std::f64::consts::SQRT_2));
+            assert!(
+                (f64::from(*found) - exact).abs() < 3e-7 * x.abs().max(1.0),
+                "{x}: {found}"
+            );
+        }
+        let mut far = [-50.0, 50.0, f32::NAN];
+        gelu(Instructions::best(), &mut far);
+        assert!(far[0].abs() < 1e-5 && (far[1] - 50.0).abs() < 1e-5 && far[2].is_nan());
     }
 
     #[test]

@@ -117,6 +117,7 @@ impl CpuBackend {
         self.each_row(x, |_, row| match function {
             ChannelFunction::Tanh => exp::tanh(instructions, row),
             ChannelFunction::Sigmoid => exp::sigmoid(instructions, row),
+            ChannelFunction::Gelu => exp::gelu(instructions, row),
             ChannelFunction::SquaredRelu => {
                 for value in row {
                     let positive = value.max(0.0);

@@ -26,7 +26,8 @@ const FOOT_ROWS: u16 = 2;
 
 /// Parts of layers that have a row where a model has them, with the row's label, in the order in which a pass uses them. Labels
 /// without room for the whole name are short; it stands in the words below the map. Embedding and LM head share the first row.
-const PARTS: [(&str, WeightGroupKind); 9] = [
+const PARTS: [(&str, WeightGroupKind); 10] = [
+    ("embed_end", WeightGroupKind::EmbeddingEnd),
     ("self_cond", WeightGroupKind::SelfConditioning),
     ("attention", WeightGroupKind::Attention),
     ("cross_att", WeightGroupKind::CrossAttention),

@@ -12,6 +12,11 @@ use crate::{
     residency::{Residency, WeightGuard},
 };
 
+/// The matrices of queries, keys and values, each with its bias.
+pub(super) const QUERY: [TensorPart; 2] = [TensorPart::Query, TensorPart::QueryBias];
+pub(super) const KEY: [TensorPart; 2] = [TensorPart::Key, TensorPart::KeyBias];
+pub(super) const VALUE: [TensorPart; 2] = [TensorPart::Value, TensorPart::ValueBias];
+
 impl Network {
     /// Attention with its residual. In the last layer, keys and values are computed for all rows, but queries and
     /// results only for the wanted ones.
@@ -38,9 +43,6 @@ impl Network {
             Some(kept) => ops.spread_heads(x, kept, kv_heads),
             None => Ok(x),
         };
-        const QUERY: [TensorPart; 2] = [TensorPart::Query, TensorPart::QueryBias];
-        const KEY: [TensorPart; 2] = [TensorPart::Key, TensorPart::KeyBias];
-        const VALUE: [TensorPart; 2] = [TensorPart::Value, TensorPart::ValueBias];
         let mut query_positions = &rows.positions;
         let has_values = self.config.shape.has_values(layer);
         let [q, k, v] = match (is_last, has_values) {
@@ -170,7 +172,7 @@ impl Network {
     }
 
     /// `x` times these matrices, each with its bias where the model has some.
-    fn projections<const N: usize>(
+    pub(super) fn projections<const N: usize>(
         &self,
         ops: &Ops,
         group: &WeightGuard<'_>,
