@@ -2,6 +2,7 @@
 //! grows from the left. Runs on the engine's thread and never waits.
 
 mod advice;
+pub mod embedding;
 pub mod figures;
 
 use std::{

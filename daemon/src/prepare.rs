@@ -3,6 +3,7 @@
 
 mod calibration;
 mod canvas;
+mod embedding;
 mod encoder;
 mod preset;
 mod samples;
@@ -10,6 +11,7 @@ mod template;
 
 use std::sync::Arc;
 
+use sluice_checkpoint::features::Feature;
 use sluice_engine::{
     CanvasSlot, EngineError, Generate, RequestError, Score, Work, decode::policy::policy,
     grammar::RequestGrammar, model::ModelInfo, posterior::Posterior, request::Thinking,
@@ -33,6 +35,7 @@ use sluice_tokenizer::Patience;
 use self::encoder::{TextEncoder, empty};
 pub use self::{
     calibration::{TextSplit, calibration_samples},
+    embedding::{PreparedEmbedding, embedding},
     encoder::TEXT_BYTES_MAX,
     samples::{measuring, spread},
 };
@@ -94,6 +97,7 @@ pub fn generation(
     defaults: RequestDefaults,
     is_bus_bound: impl Fn(&Work) -> bool,
 ) -> Result<PreparedGeneration, Failure> {
+    check_generates(serving)?;
     let info = &serving.loaded.info;
     let defaults = match info.mask {
         Some(_) => defaults,
@@ -355,6 +359,7 @@ pub fn scoring(
     serving: &ServingModel,
     patience: &Patience,
 ) -> Result<Score, Failure> {
+    check_generates(serving)?;
     let mut texts = TextEncoder::new(serving, patience);
     let (prompt, answer) = (size_of_prompt(&request.prompt), turns_size(&request.answer));
     prompt
@@ -381,6 +386,14 @@ pub fn scoring(
         check_greedy: request.check_greedy,
         think_steps: think_steps.or(inference.map(|inference| inference.steps)),
     })
+}
+
+/// Refuses sentence encoders before anything is made of a request's texts.
+fn check_generates(serving: &ServingModel) -> Result<(), Failure> {
+    match serving.loaded.info.features().refusal(Feature::Generate) {
+        Some(refusal) => Err(EngineError::from(RequestError::of_feature(refusal, "model")).into()),
+        None => Ok(()),
+    }
 }
 
 fn with_system(prompt: Prompt, table: &ModelTable, told: &mut Vec<v1::ResolvedSetting>) -> Prompt {

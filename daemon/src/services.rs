@@ -1,10 +1,11 @@
-//! What answers calls: the five services, health and reflection, behind bounds that keep
+//! What answers calls: the six services, health and reflection, behind bounds that keep
 //! any caller from taking the daemon's memory.
 
 mod calibration;
 mod call_terms;
 mod calls;
 mod deadline;
+mod embedding;
 mod gate;
 mod generation;
 #[cfg(feature = "http")]
@@ -33,7 +34,8 @@ use sluice_proto::{
     FILE_DESCRIPTOR_SET,
     client::MESSAGE_BYTES_MAX,
     v1::{
-        DaemonState, generation_service_server::GenerationServiceServer,
+        DaemonState, embedding_service_server::EmbeddingServiceServer,
+        generation_service_server::GenerationServiceServer,
         model_service_server::ModelServiceServer, operation_service_server::OperationServiceServer,
         optimizer_service_server::OptimizerServiceServer,
         telemetry_service_server::TelemetryServiceServer,
@@ -286,6 +288,7 @@ pub async fn serve(
     tokio::spawn(follow_health(reporter, daemon.clone()));
 
     let generation = GenerationServiceServer::new(generation::Service(daemon.clone()));
+    let embedding = EmbeddingServiceServer::new(embedding::Service(daemon.clone()));
     let model = ModelServiceServer::new(model::Service(daemon.clone()));
     let operation = OperationServiceServer::new(operation::Service(daemon.clone()));
     let optimizer = OptimizerServiceServer::new(optimizer::Service(daemon.clone()));
@@ -297,6 +300,11 @@ pub async fn serve(
     routes
         .add_service(
             generation
+                .max_decoding_message_size(REQUEST_BYTES_MAX)
+                .max_encoding_message_size(MESSAGE_BYTES_MAX),
+        )
+        .add_service(
+            embedding
                 .max_decoding_message_size(REQUEST_BYTES_MAX)
                 .max_encoding_message_size(MESSAGE_BYTES_MAX),
         )

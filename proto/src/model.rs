@@ -252,6 +252,48 @@ pub struct Scoring {
     pub think_steps: Option<u32>,
 }
 
+/// A checked [`v1::EmbedRequest`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct Embedding {
+    /// The model that is asked: the present one, or one by its name.
+    pub model: ModelRef,
+    /// The texts, at least one.
+    pub texts: EmbeddedTexts,
+    /// Whether a text that is too long is cut; it is refused otherwise.
+    pub truncates: bool,
+}
+
+/// Texts to make vectors of.
+#[derive(Debug, Clone, PartialEq)]
+pub enum EmbeddedTexts {
+    /// As text.
+    Texts(Vec<String>),
+    /// As ids, with those that a tokenizer puts around each.
+    Tokens(Vec<Vec<u32>>),
+}
+
+impl TryFrom<v1::EmbedRequest> for Embedding {
+    type Error = InvalidField;
+
+    fn try_from(wire: v1::EmbedRequest) -> Result<Self, InvalidField> {
+        let texts = match (wire.texts, wire.tokens) {
+            (texts, tokens) if texts.is_empty() && tokens.is_empty() => {
+                return Err(invalid("texts", "is empty"));
+            }
+            (texts, tokens) if tokens.is_empty() => EmbeddedTexts::Texts(texts),
+            (texts, tokens) if texts.is_empty() => {
+                EmbeddedTexts::Tokens(tokens.into_iter().map(|tokens| tokens.ids).collect())
+            }
+            _ => return Err(invalid("tokens", "texts are given, too; give one of both")),
+        };
+        Ok(Self {
+            model: ModelRef::of_request(wire.model)?,
+            texts,
+            truncates: wire.truncate.unwrap_or(true),
+        })
+    }
+}
+
 impl TryFrom<v1::GenerateRequest> for Generation {
     type Error = InvalidField;
 

@@ -4,7 +4,12 @@ use crate::v1::{self, Operation, OperationKind};
 
 impl OperationKind {
     /// Requests, which compute with the loaded model and belong to the call that made them.
-    pub const REQUESTS: [Self; 3] = [Self::Generate, Self::Score, Self::MeasureFidelity];
+    pub const REQUESTS: [Self; 4] = [
+        Self::Generate,
+        Self::Score,
+        Self::MeasureFidelity,
+        Self::Embed,
+    ];
     /// Work on files.
     pub const FILES: [Self; 6] = [
         Self::Compress,
@@ -37,6 +42,7 @@ impl OperationKind {
             Self::Generate => "generate",
             Self::Score => "score",
             Self::MeasureFidelity => "fidelity",
+            Self::Embed => "embed",
             _ => "request",
         }
     }

@@ -331,7 +331,6 @@ impl ModelConfig {
                 LayerKind::Encoder(_) => Some(SentenceVectors {
                     pooling: Pooling::Mean,
                     are_normalized: true,
-                    tokens_max: shape.context_length,
                 }),
                 _ => None,
             },

@@ -1,7 +1,7 @@
 //! What a sentence encoder's folder says beside `config.json`: how a text's vector is made of its rows.
 
 use serde_json::{Map, Value};
-use sluice_weights::{LayerKind, TensorNaming};
+use sluice_weights::TensorNaming;
 
 use crate::{
     CONFIG_BYTES_MAX, Checkpoint, CheckpointError,
@@ -32,10 +32,9 @@ impl Checkpoint {
 
     /// Completes a sentence encoder's configuration by its other files, and by how its tensors are named.
     pub(crate) fn complete_encoder(&self, config: &mut ModelConfig) -> Result<(), CheckpointError> {
-        let (LayerKind::Encoder(_), Some(usual)) = (config.shape.layer_kind, config.sentences)
-        else {
+        if config.sentences.is_none() {
             return Ok(());
-        };
+        }
         if config.family == Family::Model2Vec {
             let extra = STATIC_EXTRAS
                 .iter()
@@ -73,8 +72,7 @@ impl Checkpoint {
             transformer: self.json_file("sentence_bert_config.json")?,
             whole: self.json_file("config_sentence_transformers.json")?,
         };
-        config.sentences = Some(complete(usual, &files)?);
-        Ok(())
+        complete(config, &files)
     }
 
     fn json_file<T: serde::de::DeserializeOwned>(

@@ -87,7 +87,8 @@ impl Work {
 
 impl RequestError {
     /// The refusal of what asks for a feature that the model lacks.
-    fn of_feature(refusal: FeatureRefusal, what: &'static str) -> Self {
+    #[must_use]
+    pub fn of_feature(refusal: FeatureRefusal, what: &'static str) -> Self {
         match refusal {
             FeatureRefusal::OnlyMaskedDiffusion => Self::OnlyMaskedDiffusion { what },
             FeatureRefusal::OnlyAutoregressive => Self::OnlyAutoregressive { what },

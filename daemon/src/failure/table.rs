@@ -481,6 +481,12 @@ fn request(error: &RequestError) -> ErrorRow {
             ErrorRow::invalid("ONLY_RECURRENT", field_name(what))
                 .hint("leave it out, or load a recurrent model, such as RWKV-7")
         }
+        RequestError::OnlyEncoders => ErrorRow::invalid("ONLY_ENCODERS", "model")
+            .hint("name a sentence encoder, such as all-MiniLM-L6-v2"),
+        RequestError::TooManyTexts { texts, max } => ErrorRow::invalid("TOO_MANY_TEXTS", "texts")
+            .figure("texts", texts)
+            .figure("max", max)
+            .hint("send them in several requests"),
         RequestError::Sampling { what, .. } => {
             let row = ErrorRow::invalid("SAMPLING", field_name(what));
             row.hint(match *what {

@@ -161,6 +161,8 @@ fn request_name(error: &RequestError) -> &'static str {
         R::OnlyAutoregressive { .. } => "only autoregressive",
         R::OnlyLatent { .. } => "only latent",
         R::OnlyRecurrent { .. } => "only recurrent",
+        R::OnlyEncoders => "only encoders",
+        R::TooManyTexts { .. } => "texts",
         R::OnlyMaskedDiffusion { .. } => "only masked",
         R::Sampling { .. } => "sampling",
         R::TooManyDraws { .. } => "draws",
@@ -633,6 +635,8 @@ fn wrong_requests() -> Vec<RequestError> {
         },
         R::OnlyLatent { what: "thinking" },
         R::OnlyRecurrent { what: "state" },
+        R::OnlyEncoders,
+        R::TooManyTexts { texts: 2, max: 1 },
         R::Sampling {
             what: "sampling.top_p",
             problem: "must be above 0".to_owned(),

@@ -150,6 +150,7 @@ impl ServingModel {
                 has_prior: info.has_prior,
                 bos_token_id: info.bos_token_id,
                 kind: match info.mask {
+                    None if info.sentences.is_some() => v1::ModelKind::SentenceEncoder.into(),
                     Some(_) => v1::ModelKind::MaskedDiffusion.into(),
                     None => v1::ModelKind::Autoregressive.into(),
                 },

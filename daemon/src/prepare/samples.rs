@@ -5,7 +5,7 @@ use sluice_proto::model::{InvalidField, Measuring, Samples};
 
 use sluice_tokenizer::Patience;
 
-use super::{RequestSize, TEXT_BYTES_MAX, TextEncoder, draw_seed, empty};
+use super::{RequestSize, TEXT_BYTES_MAX, TextEncoder, check_generates, draw_seed, empty};
 use crate::{failure::Failure, models::ServingModel};
 
 /// Samples when nobody says how many: of stories, about a thousand masked positions.
@@ -22,6 +22,7 @@ pub fn measuring(
     serving: &ServingModel,
     patience: &Patience,
 ) -> Result<MeasureFidelity, Failure> {
+    check_generates(serving)?;
     let samples_max = request
         .max_samples
         .map_or(SAMPLES_DEFAULT, |max| max as usize);

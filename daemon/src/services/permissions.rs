@@ -12,7 +12,8 @@ use crate::{
 const OPEN: &str = "/grpc.health.v1.Health/Check";
 
 /// Every call of the schema, and the least role that may make it. Health and reflection are for all whom something tells of.
-const NEEDED: [(&str, &str, Role); 28] = [
+const NEEDED: [(&str, &str, Role); 29] = [
+    ("EmbeddingService", "Embed", Role::Generate),
     ("GenerationService", "Generate", Role::Generate),
     ("GenerationService", "GenerateWithState", Role::Generate),
     // Of others only for administrators.

@@ -5,8 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use serde::Deserialize;
 use tokenizers::normalizer::Range as OffsetRange;
 use tokenizers::{
-    Encoding, Model as _, Normalizer as _, NormalizerWrapper, OffsetReferential, OffsetType,
-    PreTokenizedString, PreTokenizer as _, Token, Tokenizer as HfTokenizer,
+    Encoding, Model as _, ModelWrapper, Normalizer as _, NormalizerWrapper, OffsetReferential,
+    OffsetType, PreTokenizedString, PreTokenizer as _, Token, Tokenizer as HfTokenizer,
 };
 
 use super::{
@@ -17,7 +17,7 @@ use super::{
     conversation::{Conversation, TemplateInput},
     error::TokenizerError,
     pieces::TokenPieces,
-    vocabulary::Vocabulary,
+    vocabulary::{TextFrame, Vocabulary},
     world::{self, END_OF_TEXT, WorldVocabulary},
 };
 
@@ -55,7 +55,7 @@ impl TextCoder {
         let vocabulary = Vocabulary::new(
             pieces,
             coder.control_tokens.strings(),
-            coder.bos_tokens()?,
+            coder.frame()?,
             coder.template.uses(),
         );
         Ok((coder, vocabulary))
@@ -122,20 +122,33 @@ impl TextCoder {
         Ok(tokens.into_iter().map(|(id, _)| id).collect())
     }
 
-    /// Ids that the tokenizer puts before every text, such as the token for its beginning.
+    /// What the tokenizer adds to a text, such as the token for its beginning.
     // Found by encoding a text: post-processors differ, and which of them add tokens is not declared.
-    fn bos_tokens(&self) -> Result<Vec<u32>, TokenizerError> {
+    fn frame(&self) -> Result<TextFrame, TokenizerError> {
         let Encoder::Library(tokenizer) = &self.encoder else {
-            return Ok(Vec::new());
+            return Ok(TextFrame::default());
         };
         let encode = || tokenizer.encode("a", true);
         let encoding = guarded(encode).map_err(TokenizerError::encode)?;
-        let pairs = encoding
-            .get_ids()
+        let ids = encoding.get_ids();
+        let is_own = |special: &u32| *special == 0;
+        let own = encoding.get_special_tokens_mask();
+        let first = own.iter().position(is_own).unwrap_or(ids.len());
+        let end = own
             .iter()
-            .zip(encoding.get_special_tokens_mask());
-        let leading = pairs.take_while(|(_, special)| **special == 1);
-        Ok(leading.map(|(id, _)| *id).collect())
+            .rposition(is_own)
+            .map_or(ids.len(), |last| last + 1);
+        let unknown = match tokenizer.get_model() {
+            ModelWrapper::WordPiece(model) => Some(&model.unk_token),
+            ModelWrapper::WordLevel(model) => Some(&model.unk_token),
+            ModelWrapper::BPE(model) => model.unk_token.as_ref(),
+            ModelWrapper::Unigram(_) => None,
+        };
+        Ok(TextFrame {
+            before: ids[..first].to_vec(),
+            behind: ids[end..].to_vec(),
+            unknown: unknown.and_then(|token| tokenizer.token_to_id(token)),
+        })
     }
 
     /// Ids with offsets, where a control token across one of `breaks` is text.
@@ -227,6 +240,8 @@ impl TextCoder {
                 .string(token.id)
                 // A string of a single character cannot be spelled in any other way.
                 .is_some_and(|string| string == token.value && string.chars().count() > 1)
+                // Not where it stands for what the vocabulary lacks, as `[UNK]` does.
+                && word.get(token.offsets.0..token.offsets.1) == Some(&token.value)
         };
         if !tokens.iter().any(spells_control) {
             return Ok(tokens);

@@ -173,7 +173,17 @@ impl Tokenizer {
 
     /// Ids that the tokenizer puts before every text, such as the token for its beginning.
     pub fn bos_tokens(&self) -> &[u32] {
-        &self.vocabulary.bos
+        &self.vocabulary.frame.before
+    }
+
+    /// Ids that the tokenizer puts behind every text, such as the token for its end.
+    pub fn end_tokens(&self) -> &[u32] {
+        &self.vocabulary.frame.behind
+    }
+
+    /// The id that stands for what the vocabulary has no token for.
+    pub fn unknown_token(&self) -> Option<u32> {
+        self.vocabulary.frame.unknown
     }
 
     /// Bytes of a token; empty for special ones and unknown ids. May be part of a character.

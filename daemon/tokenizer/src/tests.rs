@@ -556,8 +556,9 @@ fn a_template_of_its_own_file_goes_first() {
 }
 
 #[test]
-fn what_the_tokenizer_puts_before_a_text_is_known() {
+fn what_the_tokenizer_puts_around_a_text_is_known() {
     assert_eq!(TOKENIZER.bos_tokens(), [0; 0]);
+    assert_eq!(TOKENIZER.end_tokens(), [0; 0]);
     let mut tokenizer = tokenizer_value();
     let id = TOKENIZER.token_id("<|startoftext|>").unwrap();
     tokenizer["post_processor"] = json!({
@@ -565,6 +566,7 @@ fn what_the_tokenizer_puts_before_a_text_is_known() {
         "single": [
             { "SpecialToken": { "id": "<|startoftext|>", "type_id": 0 } },
             { "Sequence": { "id": "A", "type_id": 0 } },
+            { "SpecialToken": { "id": "<|startoftext|>", "type_id": 0 } },
         ],
         "pair": [
             { "Sequence": { "id": "A", "type_id": 0 } },
@@ -574,5 +576,9 @@ fn what_the_tokenizer_puts_before_a_text_is_known() {
             "<|startoftext|>": { "id": "<|startoftext|>", "ids": [id], "tokens": ["<|startoftext|>"] },
         },
     });
-    assert_eq!(load(&tokenizer, None).unwrap().bos_tokens(), [id]);
+    let around = load(&tokenizer, None).unwrap();
+    assert_eq!(
+        (around.bos_tokens(), around.end_tokens()),
+        (&[id][..], &[id][..])
+    );
 }

@@ -4,13 +4,24 @@ use std::collections::HashMap;
 
 use super::{chat::TemplateUses, pieces::TokenPieces};
 
+/// Ids that a tokenizer adds to a text's own.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct TextFrame {
+    /// Before every text.
+    pub(super) before: Vec<u32>,
+    /// Behind every text.
+    pub(super) behind: Vec<u32>,
+    /// In the place of what the vocabulary has no token for.
+    pub(super) unknown: Option<u32>,
+}
+
 /// The tables of a vocabulary. They are all that a process keeps whose tokenizer runs in another.
 pub(super) struct Vocabulary {
     pub(super) pieces: TokenPieces,
     /// The strings of control tokens.
     pub(super) control: HashMap<u32, String>,
-    /// Ids that stand before every text.
-    pub(super) bos: Vec<u32>,
+    /// What stands around every text.
+    pub(super) frame: TextFrame,
     pub(super) template: TemplateUses,
     longest_piece: usize,
 }
@@ -19,7 +30,7 @@ impl Vocabulary {
     pub(super) fn new(
         pieces: TokenPieces,
         control: &HashMap<u32, String>,
-        bos: Vec<u32>,
+        frame: TextFrame,
         template: TemplateUses,
     ) -> Self {
         let longest_piece = (0..pieces.len())
@@ -29,7 +40,7 @@ impl Vocabulary {
             longest_piece: longest_piece.unwrap_or(0),
             pieces,
             control: control.clone(),
-            bos,
+            frame,
             template,
         }
     }

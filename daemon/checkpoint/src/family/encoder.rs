@@ -30,8 +30,6 @@ pub struct SentenceVectors {
     pub pooling: Pooling,
     /// Whether vectors are scaled to length 1.
     pub are_normalized: bool,
-    /// Most tokens of a text, with those that the tokenizer adds.
-    pub tokens_max: usize,
 }
 
 /// What is made of a text's rows.
@@ -107,7 +105,6 @@ pub(super) fn read(config: &Map<String, Value>) -> Result<ModelConfig, Checkpoin
     let sentences = SentenceVectors {
         pooling: Pooling::Mean,
         are_normalized: false,
-        tokens_max: positions,
     };
     Ok(ModelConfig {
         epsilon: keys.positive("layer_norm_eps", EPSILON)?,
@@ -143,7 +140,6 @@ pub(super) fn read_static(config: &Map<String, Value>) -> Result<ModelConfig, Ch
     let sentences = SentenceVectors {
         pooling: Pooling::Mean,
         are_normalized: keys.flag("normalize")?,
-        tokens_max,
     };
     Ok(encoder(Family::Model2Vec, shape, sentences))
 }
@@ -187,12 +183,14 @@ fn kind(module: &Map<String, Value>) -> &str {
         .unwrap_or_default()
 }
 
-/// How vectors are made of the rows of a model whose tables have so many positions.
+/// Completes a sentence encoder's configuration by these files: how vectors are made of rows, and how long texts may be.
 pub(crate) fn complete(
-    usual: SentenceVectors,
+    config: &mut ModelConfig,
     files: &SentenceFiles,
-) -> Result<SentenceVectors, CheckpointError> {
-    let mut sentences = usual;
+) -> Result<(), CheckpointError> {
+    let Some(sentences) = &mut config.sentences else {
+        return Ok(());
+    };
     for (index, module) in files.modules.iter().flatten().enumerate() {
         let kind = kind(module);
         let is_expected = match kind {
@@ -218,21 +216,22 @@ pub(crate) fn complete(
         }
         sentences.are_normalized |= kind == NORMALIZE;
     }
-    if let Some(config) = &files.pooling {
-        sentences.pooling = pooling(config)?;
+    if let Some(found) = &files.pooling {
+        sentences.pooling = pooling(found)?;
     }
-    if let Some(config) = &files.transformer {
-        keys::check_variant(config, &[("do_lower_case", false.into())])?;
-        let keys = ConfigKeys(config);
+    if let Some(found) = &files.transformer {
+        keys::check_variant(found, &[("do_lower_case", false.into())])?;
+        let keys = ConfigKeys(found);
         if let Some(most) = keys.optional_size("max_seq_length", usize::MAX)? {
-            sentences.tokens_max = sentences.tokens_max.min(most);
+            // The tables may have more positions.
+            config.shape.context_length = config.shape.context_length.min(most);
         }
     }
-    if let Some(config) = &files.whole {
+    if let Some(found) = &files.whole {
         // Text that would be put before each text unasked.
-        keys::check_variant(config, &[("default_prompt_name", Value::Null)])?;
+        keys::check_variant(found, &[("default_prompt_name", Value::Null)])?;
     }
-    Ok(sentences)
+    Ok(())
 }
 
 /// The pooling of a configuration with a switch for each kind, or with their names.
@@ -334,20 +333,20 @@ mod tests {
             pooling_folder(files.modules.as_ref().unwrap()),
             Some("1_Pooling")
         );
-        let usual = config.sentences.unwrap();
+        let mut whole = config.clone();
+        complete(&mut whole, &files).unwrap();
         let expected = SentenceVectors {
             pooling: Pooling::Mean,
             are_normalized: true,
-            tokens_max: 256,
         };
-        assert_eq!(complete(usual, &files).unwrap(), expected);
+        assert_eq!(whole.sentences, Some(expected));
+        assert_eq!(whole.shape.context_length, 256);
         // Without the files: the mean, of as many tokens as there are positions.
-        let plain = SentenceVectors {
-            are_normalized: false,
-            tokens_max: 512,
-            ..expected
-        };
-        assert_eq!(complete(usual, &SentenceFiles::default()).unwrap(), plain);
+        let mut plain = config.clone();
+        complete(&mut plain, &SentenceFiles::default()).unwrap();
+        assert_eq!(plain, config);
+        assert_eq!(plain.shape.context_length, 512);
+        assert!(!plain.sentences.unwrap().are_normalized);
     }
 
     #[test]
@@ -363,7 +362,7 @@ mod tests {
         let tensors = config.shape.tensors();
         assert_eq!((tensors.len(), &tensors[0].name[..]), (1, "embeddings"));
         let sentences = config.sentences.unwrap();
-        assert!(sentences.are_normalized && sentences.tokens_max == 512);
+        assert!(sentences.are_normalized && config.shape.context_length == 512);
     }
 
     #[test]
@@ -380,9 +379,9 @@ mod tests {
             let error = ModelConfig::read(&config, None).unwrap_err();
             assert!(error.to_string().contains(key), "{error}");
         }
-        let usual = ModelConfig::read(&bert(), None).unwrap().sentences.unwrap();
+        let usual = ModelConfig::read(&bert(), None).unwrap();
         let refused = |files: &SentenceFiles, part: &str| {
-            let error = complete(usual, files).unwrap_err().to_string();
+            let error = complete(&mut usual.clone(), files).unwrap_err().to_string();
             assert!(error.contains(part), "{error}");
         };
         refused(&modules(&["Transformer", "Pooling", "Dense"]), "\"Dense\"");

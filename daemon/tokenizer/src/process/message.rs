@@ -14,7 +14,7 @@ use crate::{
     error::{LimitReached, TokenizerError},
     grammar::{AllowedTokens, Grammar, GrammarKind},
     pieces::TokenPieces,
-    vocabulary::Vocabulary,
+    vocabulary::{TextFrame, Vocabulary},
 };
 
 /// Bytes of a frame at most. Files, vocabularies, texts and their ids have narrower bounds of their own.
@@ -92,7 +92,13 @@ pub(super) fn send_vocabulary(vocabulary: &Vocabulary, to: impl Write) -> io::Re
     for (&id, string) in &vocabulary.control {
         frame.number(id as usize).bytes(string.as_bytes());
     }
-    frame.ids(&vocabulary.bos);
+    let TextFrame {
+        before,
+        behind,
+        unknown,
+    } = &vocabulary.frame;
+    let unknown: Vec<u32> = unknown.iter().copied().collect();
+    frame.ids(before).ids(behind).ids(&unknown);
     let TemplateUses {
         is_own,
         takes_tools,
@@ -116,12 +122,16 @@ pub(super) fn receive_vocabulary(
     for _ in 0..reading.number()? {
         control.insert(reading.number()? as u32, reading.text()?.to_owned());
     }
-    let bos = reading.ids()?;
+    let around = TextFrame {
+        before: reading.ids()?,
+        behind: reading.ids()?,
+        unknown: reading.ids()?.first().copied(),
+    };
     let template = TemplateUses {
         is_own: reading.number()? == 1,
         takes_tools: reading.number()? == 1,
     };
-    Ok(Ok(Vocabulary::new(pieces, &control, bos, template)))
+    Ok(Ok(Vocabulary::new(pieces, &control, around, template)))
 }
 
 pub(super) fn send_question(question: &Question, to: impl Write) -> io::Result<()> {
