@@ -72,6 +72,8 @@ pub enum Command {
     Chat(Chat),
     /// Rewrites a span of a text (infill)
     Edit(Edit),
+    /// Makes vectors of texts with a sentence encoder, or tells how similar they are
+    Embed(Embed),
     /// Estimates the log-likelihood of an answer
     Score(Score),
     /// Benchmarks the loaded model with one or more presets
@@ -357,6 +359,27 @@ pub struct Edit {
     /// How to decode.
     #[command(flatten)]
     pub decoding: DecodingArgs,
+}
+
+/// `sluice embed`.
+#[derive(Debug, Args)]
+#[command(after_help = help::EMBED)]
+pub struct Embed {
+    /// The texts; `-` reads one from each line of standard input
+    #[arg(value_name = "TEXT", required = true)]
+    pub texts: Vec<String>,
+    /// Print how similar the texts are, as a table of cosines [default: on a terminal, for several texts]
+    #[arg(long, conflicts_with = "json")]
+    pub compare: bool,
+    /// Refuse a text that is longer than the model reads, instead of reading its beginning
+    #[arg(long)]
+    pub no_truncate: bool,
+    /// The model that embeds.
+    #[command(flatten)]
+    pub asked: AskedModel,
+    /// Print the answer as a JSON object
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `sluice score`.

@@ -7,6 +7,7 @@ mod calibrate;
 mod chat;
 mod doctor;
 mod edit;
+mod embed;
 mod fidelity;
 mod follow;
 mod generate;
@@ -109,6 +110,7 @@ pub async fn run(cli: Cli, out: &mut StandardOutput) -> Result<(), Failure> {
             let daemon = DaemonConnection::connect(socket).await?;
             follow::generate(&daemon, request, arguments.json, SavedFiles::default(), out).await
         }
+        Some(Command::Embed(arguments)) => embed::run(socket, arguments, out).await,
         Some(Command::Score(arguments)) => score::run(socket, arguments, out).await,
         Some(Command::Bench(arguments)) => bench::run(socket, &arguments, out).await,
         Some(Command::Status(arguments)) => {

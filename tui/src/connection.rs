@@ -11,7 +11,8 @@ use sluice_proto::{
     PROTOCOL, PROTOCOL_HEADER,
     client::{self, ConnectOptions, TlsFiles},
     v1::{
-        GetSnapshotRequest, Snapshot, generation_service_client::GenerationServiceClient,
+        GetSnapshotRequest, Snapshot, embedding_service_client::EmbeddingServiceClient,
+        generation_service_client::GenerationServiceClient,
         model_service_client::ModelServiceClient, operation_service_client::OperationServiceClient,
         optimizer_service_client::OptimizerServiceClient,
         telemetry_service_client::TelemetryServiceClient,
@@ -191,6 +192,14 @@ impl DaemonConnection {
     #[must_use]
     pub fn generation(&self) -> GenerationServiceClient<DaemonChannel> {
         GenerationServiceClient::new(self.channel.clone())
+            .max_decoding_message_size(client::MESSAGE_BYTES_MAX)
+            .max_encoding_message_size(client::MESSAGE_BYTES_MAX)
+    }
+
+    /// Client of the service that makes vectors of texts.
+    #[must_use]
+    pub fn embedding(&self) -> EmbeddingServiceClient<DaemonChannel> {
+        EmbeddingServiceClient::new(self.channel.clone())
             .max_decoding_message_size(client::MESSAGE_BYTES_MAX)
             .max_encoding_message_size(client::MESSAGE_BYTES_MAX)
     }

@@ -15,7 +15,7 @@ use crate::{
 type Group = (&'static str, &'static [FieldRow]);
 
 /// The tables, by the headings that they stand under.
-const TABLES: [(&str, &[Group]); 10] = [
+const TABLES: [(&str, &[Group]); 12] = [
     (
         "`/v1/chat/completions`",
         &[("", openai::chat::ChatRequest::ROWS)],
@@ -24,6 +24,10 @@ const TABLES: [(&str, &[Group]); 10] = [
     (
         "`/v1/completions`",
         &[("", openai::completions::CompletionRequest::ROWS)],
+    ),
+    (
+        "`/v1/embeddings`",
+        &[("", openai::embeddings::EmbeddingRequest::ROWS)],
     ),
     ("Inside the fields of OpenAI's API", INSIDE_OPENAI),
     (
@@ -35,6 +39,7 @@ const TABLES: [(&str, &[Group]); 10] = [
         "`/api/generate`",
         &[("", ollama::generate::GenerateRequest::ROWS)],
     ),
+    ("`/api/embed`", &[("", ollama::embed::EmbedRequest::ROWS)]),
     (
         "Ollama's `options`",
         &[("", ollama::options::Options::ROWS)],

@@ -11,6 +11,7 @@ mod calls;
 #[cfg(test)]
 mod documented;
 mod door;
+mod embeddings;
 mod extension;
 mod failure;
 mod field_names;

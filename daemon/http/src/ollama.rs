@@ -1,7 +1,8 @@
-//! Ollama's API, as a thin layer: chats, completions, and what there is to call.
+//! Ollama's API, as a thin layer: chats, completions, embeddings, and what there is to call.
 
 mod answer;
 pub(crate) mod chat;
+pub(crate) mod embed;
 pub(crate) mod error;
 pub(crate) mod generate;
 mod loading;

@@ -47,7 +47,9 @@ enum Page {
 enum Question {
     Chat,
     Completions,
+    Embeddings,
     OllamaChat,
+    OllamaEmbed,
     OllamaGenerate,
     OllamaShow,
 }
@@ -61,8 +63,10 @@ impl Place {
             "/metrics" => Self::Page(Page::Metrics),
             "/v1/chat/completions" => Self::Question(Question::Chat),
             "/v1/completions" => Self::Question(Question::Completions),
+            "/v1/embeddings" => Self::Question(Question::Embeddings),
             "/v1/models" => Self::Page(Page::Models),
             "/api/chat" => Self::Question(Question::OllamaChat),
+            "/api/embed" => Self::Question(Question::OllamaEmbed),
             "/api/generate" => Self::Question(Question::OllamaGenerate),
             "/api/tags" => Self::Page(Page::OllamaTags),
             "/api/ps" => Self::Page(Page::OllamaPs),
@@ -91,6 +95,7 @@ impl Question {
             Self::Chat | Self::Completions | Self::OllamaChat | Self::OllamaGenerate => {
                 "/sluice.v1.GenerationService/Generate"
             }
+            Self::Embeddings | Self::OllamaEmbed => "/sluice.v1.EmbeddingService/Embed",
             Self::OllamaShow => "/sluice.v1.ModelService/ListModels",
         }
     }
@@ -222,6 +227,8 @@ impl Routes {
                 match question {
                     Question::Chat => openai::chat::answer(&services, body).await,
                     Question::Completions => openai::completions::answer(&services, body).await,
+                    Question::Embeddings => openai::embeddings::answer(&services, body).await,
+                    Question::OllamaEmbed => ollama::embed::answer(&services, body).await,
                     Question::OllamaChat => ollama::chat::answer(&services, body).await,
                     Question::OllamaGenerate => ollama::generate::answer(&services, body).await,
                     Question::OllamaShow => ollama::models::show(&services, body).await,

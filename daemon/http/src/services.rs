@@ -13,6 +13,7 @@ use hyper::{
 use sluice_proto::{
     client::MESSAGE_BYTES_MAX,
     v1::{
+        embedding_service_client::EmbeddingServiceClient,
         generation_service_client::GenerationServiceClient,
         model_service_client::ModelServiceClient, telemetry_service_client::TelemetryServiceClient,
     },
@@ -73,6 +74,10 @@ impl Services {
 
     pub(crate) fn generation(&self) -> GenerationServiceClient<Self> {
         GenerationServiceClient::new(self.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX)
+    }
+
+    pub(crate) fn embedding(&self) -> EmbeddingServiceClient<Self> {
+        EmbeddingServiceClient::new(self.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX)
     }
 
     pub(crate) fn models(&self) -> ModelServiceClient<Self> {

@@ -45,6 +45,13 @@ second. What systemd says of sluice.service and sluice.socket is shown where it 
 The exit code is 1 if there is a problem; warnings are none. With --json: findings, each with state (ok, warning, problem),
 subject, found and advice.";
 
+pub(super) const EMBED: &str = "\
+Examples:
+  sluice embed \"How many legs has a spider?\" \"Spiders have eight legs.\" \"It rains.\"
+  sluice embed --model all-MiniLM-L6-v2 - < lines.txt > vectors.jsonl
+
+Without a terminal each line is a text's vector, a JSON list. With --json the answer is one object.";
+
 pub(super) const SCORE: &str = "\
 Examples:
   sluice score \"What is the sky?\" \"Blue.\" --draws 64 --seed 1

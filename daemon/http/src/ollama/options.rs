@@ -43,7 +43,7 @@ fields! {
         refused "mirostat_eta" unless Null, "there is no `mirostat`",
         refused "logits_all" unless False, "there are `logprobs` and `top_logprobs`",
         refused "vocab_only" unless False, "models are loaded whole",
-        refused "embedding_only" unless False, "there are no embeddings",
+        refused "embedding_only" unless False, "`/api/embed` makes vectors",
     }
 }
 

@@ -96,6 +96,7 @@ impl Work {
                 _ => "switch",
             },
             OperationKind::Score => "score",
+            OperationKind::Embed => "embed",
             OperationKind::MeasureFidelity => "fidelity",
             OperationKind::Load => "load",
             OperationKind::Pull => "download",
