@@ -70,12 +70,11 @@ pub enum FeatureRefusal {
     OnlyRecurrent,
     /// Only sentence encoders can.
     OnlyEncoders,
+    /// Sentence encoders embed texts and do nothing else.
+    NotEncoders,
     /// Why this one cannot, as a phrase that may follow the feature or the model.
     Because(&'static str),
 }
-
-/// Why sentence encoders are refused what other models are asked for.
-const ENCODER: &str = "is a sentence encoder, which embeds texts and does nothing else";
 
 /// What decides a model's features.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -162,8 +161,8 @@ impl Features {
     #[must_use]
     pub fn refusal(&self, feature: Feature) -> Option<FeatureRefusal> {
         use FeatureRefusal::{
-            Because, OnlyAutoregressive, OnlyEncoders, OnlyLatent, OnlyMaskedDiffusion,
-            OnlyRecurrent,
+            Because, NotEncoders, OnlyAutoregressive, OnlyEncoders, OnlyLatent,
+            OnlyMaskedDiffusion, OnlyRecurrent,
         };
         let is_latent = matches!(self.layer_kind, LayerKind::LatentThought(_));
         let is_mixture = matches!(self.layer_kind, LayerKind::Mixture(_) | LayerKind::Gemma(_));
@@ -174,15 +173,13 @@ impl Features {
         let refused = |is_refused: bool, refusal| is_refused.then_some(refusal);
         let is_encoder = matches!(self.layer_kind, LayerKind::Encoder(_));
         match (feature, self.mask) {
-            (Feature::Generate, _) => refused(is_encoder, Because(ENCODER)),
             (Feature::Embed, _) => refused(!is_encoder, OnlyEncoders),
-            (Feature::Gpu, _) if is_encoder => {
-                Some(Because("sentence encoders are computed on the CPU alone"))
-            }
+            (Feature::Gpu, _) if is_encoder => None,
             (Feature::Compress, _) if is_encoder => Some(Because(
                 "a sentence encoder has files in folders, for which a .sluice file has no place",
             )),
-            _ if is_encoder => Some(Because(ENCODER)),
+            _ if is_encoder => Some(NotEncoders),
+            (Feature::Generate, _) => None,
             (Feature::NextTokenChoice, mask) => refused(mask.is_some(), OnlyAutoregressive),
             (Feature::Score, None) => refused(!is_latent, OnlyMaskedDiffusion),
             (Feature::Fidelity, _) => refused(
@@ -256,15 +253,24 @@ impl Features {
     }
 }
 
-impl fmt::Display for FeatureRefusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+impl FeatureRefusal {
+    /// The reason, as a phrase that may follow the feature or the model.
+    #[must_use]
+    pub fn reason(self) -> &'static str {
+        match self {
             Self::OnlyMaskedDiffusion => "only masked diffusion models can",
             Self::OnlyAutoregressive => "only autoregressive models can",
             Self::OnlyLatent => "only latent thought models can",
+            Self::NotEncoders => "is a sentence encoder, which embeds texts and does nothing else",
             Self::OnlyEncoders => "only sentence encoders can",
             Self::OnlyRecurrent => "only recurrent models (RWKV-7) can",
             Self::Because(reason) => reason,
-        })
+        }
+    }
+}
+
+impl fmt::Display for FeatureRefusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.reason())
     }
 }

@@ -60,12 +60,18 @@ template <class T> DEVICE void gelu_multiply(T *gate, const T *up, u64 count) {
 // `1 / (1 + e^-x)`.
 DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
-// The functions by their numbers: hyperbolic tangent, sigmoid, and the square of what is positive.
+// GELU by the error function.
+DEVICE float gelu(float x) { return 0.5f * x * (1.0f + erff(x * 0.70710678f)); }
+
+// The functions by their numbers: hyperbolic tangent, sigmoid, the square of what is positive, and GELU.
 template <class T> DEVICE void element_function(T *x, u32 function, u64 count) {
     const u64 i = thread_of_grid();
     if (i >= count) return;
     const float value = widen(x[i]), positive = fmaxf(value, 0.0f);
-    x[i] = narrow<T>(function == 0 ? tanhf(value) : function == 1 ? sigmoid(value) : positive * positive);
+    x[i] = narrow<T>(function == 0   ? tanhf(value)
+                     : function == 1 ? sigmoid(value)
+                     : function == 2 ? positive * positive
+                                     : gelu(value));
 }
 
 // Products and their bias, as numbers that are computed in; in `f32` they may lie in one place.

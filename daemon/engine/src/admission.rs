@@ -95,6 +95,7 @@ impl RequestError {
             FeatureRefusal::OnlyLatent => Self::OnlyLatent { what },
             FeatureRefusal::OnlyRecurrent => Self::OnlyRecurrent { what },
             FeatureRefusal::OnlyEncoders => Self::OnlyEncoders,
+            FeatureRefusal::NotEncoders => Self::NotEncoders,
             FeatureRefusal::Because(reason) => Self::Sampling {
                 what,
                 problem: reason.to_owned(),

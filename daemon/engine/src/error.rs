@@ -109,6 +109,9 @@ pub enum RequestError {
     /// A model that generates was asked for vectors.
     #[error("this model generates text; only sentence encoders embed texts")]
     OnlyEncoders,
+    /// A sentence encoder was asked for something else than vectors.
+    #[error("this model is a sentence encoder, which embeds texts and does nothing else")]
+    NotEncoders,
     /// More texts than a request for vectors takes.
     #[error("{texts} texts exceed the limit of {max} for one request")]
     TooManyTexts {

@@ -26,7 +26,7 @@ use rayon::ThreadPoolBuilder;
 use sluice_checkpoint::{
     CheckpointError,
     calibration::{Calibration, CalibrationError},
-    features::{Feature, FeatureRefusal},
+    features::Feature,
     weight_cache::{MixChoice, MixRecord, MixedGroup, Mixes},
 };
 use sluice_machine::page::PAGE_BYTES;
@@ -221,9 +221,8 @@ pub fn optimize(
 /// When no mix fits, the checkpoint itself does, or a pass cannot be so short.
 pub fn check(engine: &Engine, goal: OptimizeGoal) -> Result<(), OptimizeError> {
     let model = engine.model().ok_or(EngineError::NoModel)?;
-    if let Some(FeatureRefusal::Because(reason)) = model.info.features().refusal(Feature::Optimize)
-    {
-        return Err(OptimizeError::Layers(reason));
+    if let Some(refusal) = model.info.features().refusal(Feature::Optimize) {
+        return Err(OptimizeError::Layers(refusal.reason()));
     }
     let OptimizeGoal::Fit {
         budget_bytes,

@@ -23,7 +23,7 @@ impl Ops {
                     *sum += value;
                 }
             }),
-            Backend::Gpu(_) => unreachable!("whoever adds rows is refused on GPUs"),
+            Backend::Gpu(gpu) => gpu.add(x, other)?,
             Backend::DryRun => {}
         }
         Ok(())

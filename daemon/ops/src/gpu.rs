@@ -232,6 +232,11 @@ impl GpuBackend {
     }
 
     /// Adds the bias to `x`, which is `f32`, into the dtype of `out`, which may be where `x` lies.
+    pub(super) fn add(&self, x: &Activation, y: &Activation) -> Result<(), OpsError> {
+        let count = x.len() * x.width();
+        Ok(self.gpu.add(y.dtype(), x.span(), y.span(), count)?)
+    }
+
     pub(super) fn add_bias(
         &self,
         out: &Activation,

@@ -483,6 +483,8 @@ fn request(error: &RequestError) -> ErrorRow {
         }
         RequestError::OnlyEncoders => ErrorRow::invalid("ONLY_ENCODERS", "model")
             .hint("name a sentence encoder, such as all-MiniLM-L6-v2"),
+        RequestError::NotEncoders => ErrorRow::invalid("NOT_ENCODERS", "model")
+            .hint("name a model that generates; this one answers `sluice embed`"),
         RequestError::TooManyTexts { texts, max } => ErrorRow::invalid("TOO_MANY_TEXTS", "texts")
             .figure("texts", texts)
             .figure("max", max)

@@ -162,6 +162,7 @@ fn request_name(error: &RequestError) -> &'static str {
         R::OnlyLatent { .. } => "only latent",
         R::OnlyRecurrent { .. } => "only recurrent",
         R::OnlyEncoders => "only encoders",
+        R::NotEncoders => "not encoders",
         R::TooManyTexts { .. } => "texts",
         R::OnlyMaskedDiffusion { .. } => "only masked",
         R::Sampling { .. } => "sampling",
@@ -636,6 +637,7 @@ fn wrong_requests() -> Vec<RequestError> {
         R::OnlyLatent { what: "thinking" },
         R::OnlyRecurrent { what: "state" },
         R::OnlyEncoders,
+        R::NotEncoders,
         R::TooManyTexts { texts: 2, max: 1 },
         R::Sampling {
             what: "sampling.top_p",

@@ -4,6 +4,7 @@
 mod attention;
 mod backward;
 mod compressed;
+mod encoder;
 mod gemma;
 mod lm_heads;
 mod mixture;
@@ -60,7 +61,8 @@ pub fn operations(
         report,
     };
     type Group<'a> = fn(&mut DevicePair<'a>) -> Result<(), EngineError>;
-    let groups: [(&str, Group<'_>); 22] = [
+    let groups: [(&str, Group<'_>); 23] = [
+        ("encoders' rows", DevicePair::encoder),
         ("embeddings", DevicePair::embeddings),
         ("norms", DevicePair::norms),
         ("rotations", DevicePair::rope),

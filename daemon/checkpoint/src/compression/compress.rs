@@ -113,6 +113,17 @@ pub fn compress_checked(
     if checkpoint.is_container() {
         return Err(CompressError::AlreadyCompressed { path: path() });
     }
+    if checkpoint
+        .model()
+        .is_ok_and(|model| model.sentences.is_some())
+    {
+        return Err(CheckpointError::Unsupported {
+            path: path().display().to_string(),
+            what: "is a sentence encoder, of whose files some lie in folders, for which a container has no place".to_owned(),
+            hint: "load the folder itself, at any level".to_owned(),
+        }
+        .into());
+    }
     // Damaged weights would get checksums that say they are whole.
     let mut checked = |done_bytes, total_bytes| {
         (check.progress)(ProgressBytes {

@@ -200,7 +200,7 @@ mod tests {
         let refusal = |key: &str, value: Value| read(|config| config[key] = value).unwrap_err();
         assert_eq!(
             refusal("model_type", "mamba".into()),
-            "unsupported architecture \"mamba\"; supported are llada, llama, mistral, qwen2, qwen3, qwen3_moe, Dream, sdar, sdar_moe, Fast_dLLM_Qwen, llada_moe, llada2_moe, rnd1, nemotron_labs_diffusion, rwkv7, ltm, diffusion_gemma"
+            "unsupported architecture \"mamba\"; supported are llada, llama, mistral, qwen2, qwen3, qwen3_moe, Dream, sdar, sdar_moe, Fast_dLLM_Qwen, llada_moe, llada2_moe, rnd1, nemotron_labs_diffusion, rwkv7, ltm, diffusion_gemma, bert, model2vec"
         );
         assert_eq!(
             refusal("alibi", true.into()),

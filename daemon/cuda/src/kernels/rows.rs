@@ -58,6 +58,8 @@ pub enum ElementFunction {
     Sigmoid = 1,
     /// `max(x, 0)²`.
     SquaredRelu = 2,
+    /// GELU by the error function.
+    Gelu = 3,
 }
 
 impl Gpu {

@@ -11,16 +11,22 @@ use safetensors::SafeTensors;
 use serde_json::Value;
 use sluice_checkpoint::{Checkpoint, Source, family::ModelConfig};
 use sluice_engine::{
-    Budget, Embed, Engine, EngineOptions, Generate, LoadedModel, Outcome, PlanSettings, Work,
+    Budget, Embed, Engine, EngineOptions, Generate, LoadedModel, Outcome, PlanOptions,
+    PlanSettings, Work,
     admission::EMBED_TEXTS_MAX,
     check::resident,
     event::EmbeddingResult,
     model::network::{Network, Sequence, VisibleKeys},
     residency::{LoadOutcome, Residency, WeightReader},
 };
-use sluice_ops::{Ops, device::Device, ledger::Ledger};
+use sluice_formats::DType;
+use sluice_ops::{
+    Ops,
+    device::{Device, DeviceChoice},
+    ledger::Ledger,
+};
 use sluice_shared::level::Level;
-use testkit::not_run;
+use testkit::{here, not_run};
 
 use crate::checkpoints::fixture;
 
@@ -77,7 +83,18 @@ struct Loaded {
 
 impl Loaded {
     fn new(folder: &Path, settings: PlanSettings) -> Self {
+        Self::on(DeviceChoice::Cpu, None, folder, settings)
+    }
+
+    fn on(
+        device: DeviceChoice,
+        compute_dtype: Option<DType>,
+        folder: &Path,
+        settings: PlanSettings,
+    ) -> Self {
         let engine = Engine::start(EngineOptions {
+            device,
+            compute_dtype,
             threads: 2,
             ..EngineOptions::default()
         })
@@ -257,9 +274,14 @@ fn a_budget_streams_layers_and_changes_nothing() {
     let reference = Reference::of(&fixture("bert-tiny"));
     let whole = loaded("bert-tiny");
     let expected = whole.vectors(&reference.ids);
-    let plan = whole.engine.in_force().unwrap().plan;
+    let work = Work::Embed(Embed {
+        model: whole.model.id,
+        texts: reference.ids.clone(),
+    });
+    let plan = whole.engine.plan(&PlanOptions::default(), work.workload());
+    let plan = plan.unwrap();
     assert_eq!(plan.streamed_bytes(), 0);
-    let budget = plan.peak_bytes() - plan.weight_bytes() / 4;
+    let budget = plan.peak_bytes() - plan.weight_bytes() / 2;
     let settings = PlanSettings {
         budget: Budget::Bytes(budget),
         ..PlanSettings::default()
@@ -269,6 +291,36 @@ fn a_budget_streams_layers_and_changes_nothing() {
     assert!(streamed.engine.in_force().unwrap().plan.streamed_bytes() > 0);
     let held = streamed.engine.in_force().unwrap().passes.peak_bytes;
     assert!(held <= budget, "{held} of {budget}");
+}
+
+/// On the stand-in: in `f32` the reference's, in `bf16` near them.
+#[test]
+fn a_gpu_s_vectors_are_the_reference_s() {
+    here::open_stand_in();
+    for (name, level, number) in [
+        ("bert-tiny", Level::Off, DType::F32),
+        ("bert-tiny", Level::Standard, DType::Bf16),
+        ("model2vec-tiny", Level::Standard, DType::F32),
+    ] {
+        let reference = Reference::of(&fixture(name));
+        let expected = reference.rows("mean");
+        let settings = PlanSettings {
+            level,
+            ..PlanSettings::default()
+        };
+        let device = DeviceChoice::Cuda(0);
+        let model = Loaded::on(device, Some(number), &fixture(name), settings);
+        let found = model.vectors(&reference.ids);
+        if number == DType::F32 {
+            let most = difference(&found, &expected);
+            assert!(most < TOLERANCE, "{name}: {most}");
+        }
+        for (found, expected) in found.iter().zip(&expected) {
+            let is_zero = expected.iter().all(|value| *value == 0.0);
+            let near = cosine(found, expected);
+            assert!(is_zero || near > 0.999, "{name}: {near}");
+        }
+    }
 }
 
 #[test]
@@ -317,7 +369,7 @@ fn what_encoders_and_others_cannot_do_is_refused() {
     let error = encoder.engine.run(Work::Generate(generate)).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "model: is a sentence encoder, which embeds texts and does nothing else"
+        "this model is a sentence encoder, which embeds texts and does nothing else"
     );
     refused(
         loaded("llada-tiny").embed(&[vec![5]]),

@@ -81,7 +81,7 @@ impl GpuBackend {
             ChannelFunction::Tanh => cuda::ElementFunction::Tanh,
             ChannelFunction::Sigmoid => cuda::ElementFunction::Sigmoid,
             ChannelFunction::SquaredRelu => cuda::ElementFunction::SquaredRelu,
-            ChannelFunction::Gelu => unreachable!("encoders are refused on GPUs"),
+            ChannelFunction::Gelu => cuda::ElementFunction::Gelu,
         };
         let count = x.len() * x.width();
         Ok((self.gpu).element_function(x.dtype(), x.span(), function, count)?)

@@ -52,6 +52,7 @@ impl DevicePair<'_> {
             ChannelFunction::Tanh,
             ChannelFunction::Sigmoid,
             ChannelFunction::SquaredRelu,
+            ChannelFunction::Gelu,
         ] {
             self.poison()?;
             let [mut a, mut b] = self.activations(33, 75, 20.0)?;
