@@ -29,6 +29,7 @@ pub(crate) fn serving(with_text: bool) -> ServingModel {
         formats: Vec::new(),
         layer_kind: LayerKind::Attention,
         inference: None,
+        sentences: None,
         state: None,
         layers: 1,
         hidden_size: 1,

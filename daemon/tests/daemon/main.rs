@@ -12,6 +12,7 @@ mod compressed_files;
 mod configuration;
 mod decoding;
 mod doctor;
+mod embeddings;
 mod fairness;
 mod fidelity;
 mod generating;

@@ -25,7 +25,8 @@ use crate::support::{
 };
 
 /// Every call, and the least role that may make it.
-const CALLS: [(&str, Role); 27] = [
+const CALLS: [(&str, Role); 28] = [
+    ("EmbeddingService/Embed", Role::Generate),
     ("GenerationService/Generate", Role::Generate),
     ("GenerationService/GenerateWithState", Role::Generate),
     ("GenerationService/WatchGeneration", Role::Generate),
