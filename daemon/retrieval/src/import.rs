@@ -37,8 +37,6 @@ pub struct NewPiece {
 #[derive(Debug)]
 pub struct Import {
     source: i64,
-    /// The source that it is to take the place of.
-    before: Option<i64>,
     encoder: Option<(i64, usize)>,
     pieces: u64,
 }
@@ -63,15 +61,12 @@ impl Store {
     ) -> Result<Option<Import>, StoreError> {
         let collection = self.collection(source.collection, source.now)?;
         let before = self.connection.query_row(
-            "SELECT id, digest FROM sources WHERE collection = ?1 AND name = ?2 AND ready",
+            "SELECT digest FROM sources WHERE collection = ?1 AND name = ?2 AND ready",
             params![collection, source.name],
-            |row| Ok((row.get::<_, i64>(0)?, row.get::<_, Vec<u8>>(1)?)),
+            |row| row.get::<_, Vec<u8>>(0),
         );
         let before = self.checked(before.optional())?;
-        if before
-            .as_ref()
-            .is_some_and(|(_, digest)| digest[..] == source.digest)
-        {
+        if before.is_some_and(|digest| digest[..] == source.digest) {
             return Ok(None);
         }
         let encoder = match encoder {
@@ -94,7 +89,6 @@ impl Store {
         self.checked(inserted)?;
         Ok(Some(Import {
             source: self.connection.last_insert_rowid(),
-            before: before.map(|(id, _)| id),
             encoder,
             pieces: 0,
         }))
@@ -146,24 +140,38 @@ impl Store {
         Ok(())
     }
 
-    /// Ends an import: from now on its source is found, in the place of the one before. Returns the source's number.
+    /// Ends an import: from now on its source is found, in the place of the one of its name before. Returns the source's number.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// When the source's collection was removed meanwhile, or the file cannot be written.
     pub fn finish(&mut self, import: Import) -> Result<i64, StoreError> {
-        self.index = None;
+        let id = import.source;
+        let select = "SELECT other.id FROM sources AS other JOIN sources AS own
+             ON other.collection = own.collection AND other.name = own.name
+             WHERE own.id = ?1 AND other.ready AND other.id <> ?1";
+        let before = self
+            .connection
+            .query_row(select, [id], |row| row.get::<_, i64>(0));
+        let before = self.checked(before.optional())?;
+        if let Some(before) = before {
+            self.forget(before)?;
+        }
         let mut end = || {
             let step = self.connection.transaction()?;
-            step.execute("DELETE FROM sources WHERE id = ?1", [import.before])?;
-            step.execute(
-                "UPDATE sources SET ready = 1 WHERE id = ?1",
-                [import.source],
-            )?;
-            step.commit()
+            step.execute("DELETE FROM sources WHERE id = ?1", [before])?;
+            let ready = step.execute("UPDATE sources SET ready = 1 WHERE id = ?1", [id])?;
+            step.commit()?;
+            Ok(ready)
         };
-        let ended = end();
-        self.checked(ended)?;
-        Ok(import.source)
+        let ready = end();
+        if self.checked(ready)? == 0 {
+            return Err(StoreError::NoSource(id));
+        }
+        if before.is_some() {
+            self.clear_log()?;
+        }
+        self.learn(id)?;
+        Ok(id)
     }
 
     /// Gives up an import: what it has added goes away.
@@ -171,10 +179,12 @@ impl Store {
     /// # Errors
     /// When the file cannot be written; what is left goes away when the store is opened again.
     pub fn abandon(&mut self, import: Import) -> Result<(), StoreError> {
-        let removed = self
-            .connection
-            .execute("DELETE FROM sources WHERE id = ?1", [import.source]);
-        self.checked(removed).map(drop)
+        let removed = self.connection.execute(
+            "DELETE FROM sources WHERE id = ?1 AND NOT ready",
+            [import.source],
+        );
+        self.checked(removed)?;
+        self.clear_log()
     }
 
     /// Some pieces that have no vector of this encoder, from one on.

@@ -28,7 +28,7 @@ const MIGRATIONS: [&str; 1] = ["
         elements INTEGER NOT NULL
     );
     CREATE TABLE sources (
-        id INTEGER PRIMARY KEY,
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
         collection INTEGER NOT NULL REFERENCES collections (id) ON DELETE CASCADE,
         kind INTEGER NOT NULL,
         name TEXT NOT NULL,
@@ -40,7 +40,7 @@ const MIGRATIONS: [&str; 1] = ["
     );
     CREATE INDEX sources_by_name ON sources (collection, name);
     CREATE TABLE pieces (
-        id INTEGER PRIMARY KEY,
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
         source INTEGER NOT NULL REFERENCES sources (id) ON DELETE CASCADE,
         number INTEGER NOT NULL,
         heading TEXT NOT NULL,
@@ -84,6 +84,7 @@ pub(crate) fn open(path: &Path) -> Result<Connection, StoreError> {
         error,
     };
     end_wipe(path).map_err(failed)?;
+    identify(path, failed)?;
     let created = fs::OpenOptions::new()
         .read(true)
         .write(true)
@@ -125,22 +126,60 @@ pub(crate) fn open(path: &Path) -> Result<Connection, StoreError> {
     Ok(connection)
 }
 
+/// Refuses what is no store by its first page, before SQLite writes to it: another program's database is left as it is.
+fn identify(path: &Path, failed: impl Fn(io::Error) -> StoreError) -> Result<(), StoreError> {
+    const MAGIC: &[u8] = b"SQLite format 3\0";
+    let mut head = Vec::new();
+    let file = match fs::File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        file => file.map_err(&failed)?,
+    };
+    file.take(105).read_to_end(&mut head).map_err(&failed)?;
+    let damaged = |what: &str| StoreError::Damaged {
+        path: path.to_owned(),
+        what: what.to_owned(),
+    };
+    if head.is_empty() {
+        return Ok(());
+    }
+    if head.len() < 105 || !head.starts_with(MAGIC) {
+        return Err(damaged("it is no database"));
+    }
+    // <https://www.sqlite.org/fileformat.html>: big-endian numbers in the header, behind it the tables of the first page.
+    let number =
+        |at: usize| i64::from(u32::from_be_bytes([0, 1, 2, 3].map(|byte| head[at + byte])));
+    let (pages, application) = (number(28), number(68));
+    // One that was killed while it was made has a page without tables; the rest is in its log.
+    let is_empty = pages <= 1 && head[103..105] == [0, 0];
+    match application == APPLICATION_ID || is_empty {
+        true => Ok(()),
+        false => Err(damaged("it is another program's database")),
+    }
+}
+
+/// The last numbers that sources and pieces were given.
+pub(crate) fn last_numbers(connection: &Connection) -> rusqlite::Result<Vec<(String, i64)>> {
+    let mut query = connection.prepare("SELECT name, seq FROM sqlite_sequence")?;
+    query
+        .query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?
+        .collect()
+}
+
+/// Goes on from these numbers, so that none is ever given twice.
+pub(crate) fn go_on_from(connection: &Connection, last: &[(String, i64)]) -> rusqlite::Result<()> {
+    for (name, number) in last {
+        let insert = "INSERT INTO sqlite_sequence (name, seq) VALUES (?1, ?2)";
+        connection.execute(insert, rusqlite::params![name, number])?;
+    }
+    Ok(())
+}
+
 /// Brings the tables up to date; the version that the file had, or has now.
 fn migrate(connection: &mut Connection) -> rusqlite::Result<i64> {
-    let read = |name: &str| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
-    let (version, application) = (read("user_version")?, read("application_id")?);
+    let version = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
     let known = MIGRATIONS.len() as i64;
-    let tables: i64 =
-        connection.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
     if version > known {
         return Ok(version);
-    }
-    // Another program's database is left as it is.
-    if tables > 0 && application != APPLICATION_ID {
-        return Err(rusqlite::Error::SqliteFailure(
-            rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_NOTADB),
-            Some("it is another program's database".to_owned()),
-        ));
     }
     for (number, migration) in (1..).zip(MIGRATIONS).skip(version as usize) {
         let step = connection.transaction()?;

@@ -260,17 +260,56 @@ impl Store {
 
     /// The vectors of an encoder, of sources that are whole.
     fn load_vectors(&self, encoder: i64, length: usize) -> rusqlite::Result<VectorIndex> {
-        let mut index = VectorIndex::new(length);
+        let count = "SELECT count(*) FROM vectors WHERE encoder = ?1";
+        let count: usize = (self.connection).query_row(count, [encoder], |row| row.get(0))?;
+        let mut index = VectorIndex::new(length, count);
+        self.add_vectors(&mut index, encoder, None)?;
+        Ok(index)
+    }
+
+    /// Adds an encoder's vectors of a source, or of all.
+    fn add_vectors(
+        &self,
+        index: &mut VectorIndex,
+        encoder: i64,
+        source: Option<i64>,
+    ) -> rusqlite::Result<()> {
         let mut query = self.connection.prepare(
-            "SELECT piece, scale, elements FROM vectors JOIN pieces ON pieces.id = piece
-             JOIN sources ON sources.id = source WHERE encoder = ?1 AND ready ORDER BY piece",
+            "SELECT piece, scale, elements FROM pieces JOIN vectors ON piece = pieces.id
+             JOIN sources ON sources.id = source
+             WHERE encoder = ?1 AND ready AND (?2 IS NULL OR source = ?2) ORDER BY piece",
         )?;
-        let mut rows = query.query([encoder])?;
+        let mut rows = query.query(params![encoder, source])?;
         while let Some(row) = rows.next()? {
             let elements = row.get_ref(2)?.as_blob().unwrap_or_default();
             let elements = elements.iter().map(|&byte| byte as i8);
             index.push(row.get(0)?, row.get::<_, f64>(1)? as f32, elements);
         }
-        Ok(index)
+        Ok(())
+    }
+
+    /// Adds the vectors of a source to those in memory.
+    pub(crate) fn learn(&mut self, source: i64) -> Result<(), StoreError> {
+        if let Some((encoder, mut index)) = self.index.take() {
+            let added = self.add_vectors(&mut index, encoder, Some(source));
+            self.checked(added)?;
+            self.index = Some((encoder, index));
+        }
+        Ok(())
+    }
+
+    /// Removes the vectors of a source from those in memory.
+    pub(crate) fn forget(&mut self, source: i64) -> Result<(), StoreError> {
+        let Some((encoder, mut index)) = self.index.take() else {
+            return Ok(());
+        };
+        let read = || -> rusqlite::Result<HashSet<i64>> {
+            let mut query = (self.connection).prepare("SELECT id FROM pieces WHERE source = ?1")?;
+            query.query_map([source], |row| row.get(0))?.collect()
+        };
+        let pieces = self.checked(read())?;
+        index.remove(&pieces);
+        self.index = Some((encoder, index));
+        Ok(())
     }
 }

@@ -155,7 +155,8 @@ impl Splitter {
             {
                 self.end_block(take)?;
                 self.end_piece(take)?;
-                title.clone_into(&mut self.headings[level]);
+                let end = title.floor_char_boundary(HEADING_BYTES_MAX);
+                title[..end].clone_into(&mut self.headings[level]);
                 self.headings[level + 1..]
                     .iter_mut()
                     .for_each(String::clear);

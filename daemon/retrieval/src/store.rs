@@ -68,7 +68,7 @@ pub struct Collection {
 /// A source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Source {
-    /// Its number, which no other source of the store ever has while it is there.
+    /// Its number, which no other source of the store has had or will have.
     pub id: i64,
     /// The name of its collection.
     pub collection: String,
@@ -178,7 +178,7 @@ impl Store {
     }
 
     /// Moves what the log has into the file and empties the log, so that what was deleted is nowhere.
-    fn clear_log(&self) -> Result<(), StoreError> {
+    pub(crate) fn clear_log(&self) -> Result<(), StoreError> {
         let done = self
             .connection
             .query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
@@ -299,7 +299,7 @@ impl Store {
     /// When there is none, or the file cannot be written.
     pub fn remove_source(&mut self, id: i64) -> Result<(), StoreError> {
         self.source(id)?;
-        self.index = None;
+        self.forget(id)?;
         let removed = self
             .connection
             .execute("DELETE FROM sources WHERE id = ?1", [id]);
@@ -327,6 +327,7 @@ impl Store {
     /// # Errors
     /// When the file cannot be overwritten, removed or made.
     pub fn wipe(self) -> Result<Self, StoreError> {
+        let last = self.checked(schema::last_numbers(&self.connection))?;
         let Self {
             path, connection, ..
         } = self;
@@ -337,7 +338,9 @@ impl Store {
             path: path.clone(),
             error,
         })?;
-        Self::open(&path)
+        let store = Self::open(&path)?;
+        store.checked(schema::go_on_from(&store.connection, &last))?;
+        Ok(store)
     }
 
     /// How much there is.

@@ -3,6 +3,8 @@
 //! A vector is kept as whole numbers from -127 to 127 and one scale, so that the cosine is within about 0.005 of that of
 //! floats. A search compares a query with every vector, in memory: 384 MB for a million of 384 elements.
 
+use std::collections::HashSet;
+
 /// A vector in 8 bits.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct CodedVector {
@@ -44,13 +46,31 @@ pub(crate) struct VectorIndex {
 }
 
 impl VectorIndex {
-    pub(crate) fn new(length: usize) -> Self {
+    /// With room for `count` vectors of this length.
+    pub(crate) fn new(length: usize, count: usize) -> Self {
         Self {
             length,
-            pieces: Vec::new(),
-            scales: Vec::new(),
-            elements: Vec::new(),
+            pieces: Vec::with_capacity(count),
+            scales: Vec::with_capacity(count),
+            elements: Vec::with_capacity(count * length),
         }
+    }
+
+    /// Removes the vectors of some pieces.
+    pub(crate) fn remove(&mut self, pieces: &HashSet<i64>) {
+        let mut kept = 0;
+        for from in 0..self.pieces.len() {
+            if !pieces.contains(&self.pieces[from]) {
+                self.pieces[kept] = self.pieces[from];
+                self.scales[kept] = self.scales[from];
+                let row = from * self.length..(from + 1) * self.length;
+                self.elements.copy_within(row, kept * self.length);
+                kept += 1;
+            }
+        }
+        self.pieces.truncate(kept);
+        self.scales.truncate(kept);
+        self.elements.truncate(kept * self.length);
     }
 
     pub(crate) fn push(&mut self, piece: i64, scale: f32, elements: impl Iterator<Item = i8>) {
@@ -65,13 +85,17 @@ impl VectorIndex {
         self.elements.capacity() + self.scales.capacity() * 4 + self.pieces.capacity() * 8
     }
 
-    /// The pieces whose vectors are the nearest to a query's, the nearest first, of those that are `wanted`, with the cosine.
+    /// The pieces whose vectors are the nearest to a query's, the nearest first, of those that are `wanted`, with the cosine. What
+    /// has no direction is near nothing.
     pub(crate) fn nearest(
         &self,
         query: &CodedVector,
         count: usize,
         wanted: impl Fn(i64) -> bool,
     ) -> Vec<(i64, f32)> {
+        if query.scale == 0.0 {
+            return Vec::new();
+        }
         let mut best: Vec<(f32, i64)> = Vec::with_capacity(2 * count + 1);
         let mut least = f32::NEG_INFINITY;
         let keep = |best: &mut Vec<(f32, i64)>| {
@@ -81,7 +105,7 @@ impl VectorIndex {
         let rows = self.elements.chunks_exact(self.length.max(1));
         for ((row, scale), &piece) in rows.zip(&self.scales).zip(&self.pieces) {
             let cosine = dot(row, &query.elements) as f32 * scale * query.scale;
-            if cosine > least && wanted(piece) {
+            if cosine > least && *scale > 0.0 && wanted(piece) {
                 best.push((cosine, piece));
                 if best.len() > 2 * count {
                     keep(&mut best);
@@ -147,7 +171,7 @@ mod tests {
     fn the_nearest_are_found_with_their_cosines() {
         let length = 384;
         let vectors: Vec<_> = (0..500).map(|seed| vector(seed, length)).collect();
-        let mut index = VectorIndex::new(length);
+        let mut index = VectorIndex::new(length, 1);
         for (piece, vector) in (0..).zip(&vectors) {
             let coded = CodedVector::new(vector);
             index.push(piece, coded.scale, coded.elements.into_iter());
@@ -170,5 +194,14 @@ mod tests {
         for vector in [[0.0; 3], [f32::NAN, 1.0, 0.0], [f32::INFINITY, 1.0, 0.0]] {
             assert_eq!(CodedVector::new(&vector).scale, 0.0);
         }
+        let mut index = VectorIndex::new(2, 2);
+        for (piece, vector) in [(1, [0.0, 0.0]), (2, [-1.0, -1.0])] {
+            let coded = CodedVector::new(&vector);
+            index.push(piece, coded.scale, coded.elements.into_iter());
+        }
+        let nearest = |vector: &[f32]| index.nearest(&CodedVector::new(vector), 5, |_| true);
+        assert!(nearest(&[0.0, 0.0]).is_empty());
+        assert_eq!(nearest(&[1.0, 1.0])[0].0, 2);
+        assert_eq!(nearest(&[1.0, 1.0]).len(), 1);
     }
 }

@@ -161,6 +161,7 @@ fn a_source_that_changes_takes_its_own_place() {
     assert_eq!(add(&mut store, "a", "x", 1, &["not read"]), None);
     let second = add(&mut store, "a", "x", 2, &["second words"]).unwrap();
     assert_eq!(found(&mut store, &words("words")), ["second words"]);
+    assert!(!holds(folder.path(), "first words"));
     let sources = store.sources(None).unwrap();
     assert_eq!(
         (sources.len(), sources[0].id, sources[0].pieces),
@@ -191,6 +192,49 @@ fn an_import_that_does_not_end_changes_nothing() {
         .unwrap();
     store.abandon(import).unwrap();
     assert_eq!(store.totals().unwrap().pieces, 1);
+    assert!(!holds(folder.path(), "new words"));
+}
+
+#[test]
+fn an_import_whose_place_is_gone_is_refused() {
+    let folder = TempDir::new().unwrap();
+    let mut store = opened(&folder);
+    let source = new_source("a", "x", 2);
+    let begin = |store: &mut Store| store.begin(&source, Some(&encoder())).unwrap().unwrap();
+    let import = begin(&mut store);
+    store.remove_collection("a").unwrap();
+    assert!(matches!(store.finish(import), Err(StoreError::NoSource(_))));
+    let import = begin(&mut store);
+    let mut store = store.wipe().unwrap();
+    let other = add(&mut store, "b", "y", 1, &["kept words"]).unwrap();
+    assert!(matches!(store.finish(import), Err(StoreError::NoSource(id)) if id != other));
+    // Two of one name at once: the last to end stays.
+    let (first, second) = (begin(&mut store), begin(&mut store));
+    store.finish(second).unwrap();
+    let id = store.finish(first).unwrap();
+    let sources = store.sources(Some("a")).unwrap();
+    assert_eq!((sources.len(), sources[0].id), (1, id));
+    assert_eq!(found(&mut store, &words("words")), ["kept words"]);
+}
+
+#[test]
+fn vectors_in_memory_follow_what_is_there() {
+    let folder = TempDir::new().unwrap();
+    let mut store = opened(&folder);
+    let (encoder, vector) = (encoder(), letters("z"));
+    let query = Query {
+        vector: Some((&encoder, &vector)),
+        ranking: Ranking::Vectors,
+        most: 9,
+        ..Query::default()
+    };
+    let first = add(&mut store, "a", "x", 1, &["z", "zy"]).unwrap();
+    assert_eq!(found(&mut store, &query), ["z", "zy"]);
+    add(&mut store, "a", "y", 1, &["zzzx"]).unwrap();
+    assert_eq!(found(&mut store, &query), ["z", "zzzx", "zy"]);
+    add(&mut store, "a", "y", 2, &["zzx"]).unwrap();
+    store.remove_source(first).unwrap();
+    assert_eq!(found(&mut store, &query), ["zzx"]);
 }
 
 #[test]
@@ -317,6 +361,15 @@ fn a_file_is_one_processs_and_a_damaged_one_is_refused() {
         );
         assert_eq!(fs::read(&path).unwrap(), damage, "it is left as it was");
     }
+    // Another program's database, which is not written to.
+    let mut other = whole.clone();
+    other[68..72].fill(7);
+    fs::write(&path, &other).unwrap();
+    assert!(matches!(
+        Store::open(&path),
+        Err(StoreError::Damaged { .. })
+    ));
+    assert_eq!(fs::read(&path).unwrap(), other);
     fs::write(&path, &whole).unwrap();
     assert_eq!(Store::open(&path).unwrap().totals().unwrap().pieces, 200);
 }
