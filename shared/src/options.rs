@@ -412,7 +412,7 @@ mod tests {
         assert_eq!(
             all().to_string(),
             "level mild, budget 7, embedding host, max-slowdown 2, kv-cache-format q8_0, \
-             mix 00000007"
+             cpu-experts auto, mix 00000007"
         );
     }
 

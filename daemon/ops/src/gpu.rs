@@ -231,12 +231,13 @@ impl GpuBackend {
         Ok(self.gpu.rope(inputs[0].0.dtype(), rotated, rope)?)
     }
 
-    /// Adds the bias to `x`, which is `f32`, into the dtype of `out`, which may be where `x` lies.
+    /// Adds `y` to `x`, which is `f32`.
     pub(super) fn add(&self, x: &Activation, y: &Activation) -> Result<(), OpsError> {
         let count = x.len() * x.width();
         Ok(self.gpu.add(y.dtype(), x.span(), y.span(), count)?)
     }
 
+    /// Adds the bias to `x`, which is `f32`, into the dtype of `out`, which may be where `x` lies.
     pub(super) fn add_bias(
         &self,
         out: &Activation,

@@ -89,7 +89,8 @@ pub fn summary(plan: &Plan, model: &str) -> v1::Plan {
                 bytes,
             })
             .collect(),
-        is_lossless: is_lossless(plan),
+        // Sums of the CPU are others than the GPU's.
+        is_lossless: is_lossless(plan) && plan.cpu_experts.is_none(),
         is_loadable: true,
         not_loadable_reason: String::new(),
         notes: notes(plan),

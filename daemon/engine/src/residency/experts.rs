@@ -128,6 +128,7 @@ impl ExpertCache {
             next_to_pin: 0,
             on_host: BTreeMap::new(),
             wanted_on_host: None,
+            bringing_on_host: None,
         };
         let shared = Arc::new(CacheShared {
             reader,
@@ -363,8 +364,9 @@ impl CacheShared {
                 continue;
             }
             if let (Some(link), Some(place)) = (&mut link, state.wanted_on_host.take()) {
+                state.bringing_on_host = Some(place);
                 drop(state);
-                self.bring_on_host(place, link);
+                self.bring_on_host(place, link, pace.as_mut());
                 state = self.monitor.state();
                 continue;
             }

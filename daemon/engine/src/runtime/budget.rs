@@ -89,6 +89,7 @@ impl Worker {
             // If the switch cannot start, everything stays as it is.
             drop(self.start_switch(Arc::new(plan), None));
         } else if plan.groups == current.plan.groups && plan.staging == current.plan.staging {
+            current.weights.set_cpu_experts(plan.cpu_experts);
             current.plan = Arc::new(plan);
             self.update_limit();
             self.tell_state();

@@ -1,6 +1,6 @@
 //! Experts that the CPU computes beside a GPU, where their weights lie in host memory.
 
-use sluice_ops::{Activation, Ops, Routing};
+use sluice_ops::{Activation, Ops, Phase, Routing};
 use sluice_weights::WeightGroup;
 
 use super::{Network, mixture::touched, waiting};
@@ -53,14 +53,21 @@ impl CpuExperts<'_> {
         let mut ready = Vec::new();
         for expert in touched(&self.routing) {
             let group = WeightGroup::Expert(layer, expert);
-            let guard = waiting(self.ops, weights, || weights.acquire_on_host(group))?;
+            let guard = waiting(self.ops, weights, || {
+                // While the pass waits, conversions may use its cores.
+                let _waiting = host.device().wait();
+                weights.acquire_on_host(group)
+            })?;
             let is_read_anew = guard.is_read_anew();
             ready.push((self.routing.places(expert), guard));
             if is_read_anew {
                 let ready = std::mem::take(&mut ready);
+                // The GPU stands still for the CPU now, and for no copy.
+                let _timed = self.ops.timed(Phase::Matmul);
                 network.add_experts(host, &mut sums, &self.x, &self.routing, &ready)?;
             }
         }
+        let _timed = self.ops.timed(Phase::Matmul);
         network.add_experts(host, &mut sums, &self.x, &self.routing, &ready)?;
         drop(computing);
         Ok((self.ops).add_from_host(out, &sums, &self.rows, network.mlp_rows)?)

@@ -51,8 +51,10 @@ pub(super) struct CacheState {
     pub(super) next_to_pin: usize,
     /// Experts in host memory that the CPU computes, as far as it has asked for them.
     pub(super) on_host: BTreeMap<usize, Arc<HostGroup>>,
-    /// One that it waits for.
+    /// One that it waits for, until it is being brought.
     pub(super) wanted_on_host: Option<usize>,
+    /// One that is being brought.
+    pub(super) bringing_on_host: Option<usize>,
     /// What the last visit of each layer came to.
     pub(super) last_visits: Vec<ExpertStats>,
 }
