@@ -57,13 +57,25 @@ impl Checkpoint {
         let modules: Option<Vec<_>> = self.json_file("modules.json")?;
         let pooling = match modules.as_deref().and_then(pooling_folder) {
             // One folder below this one, whatever the file says.
-            Some(folder) if folder.contains(['/', '\\']) || folder.starts_with('.') => {
+            Some(folder)
+                if folder.is_empty() || folder.contains(['/', '\\']) || folder.starts_with('.') =>
+            {
                 return Err(CheckpointError::Config {
                     key: "modules.json",
                     problem: "has the Pooling outside of the model's folder".to_owned(),
                 });
             }
-            Some(folder) => self.json_file(&format!("{folder}/config.json"))?,
+            Some(folder) => {
+                let name = format!("{folder}/config.json");
+                let found = self.json_file(&name)?;
+                // A guess would give other vectors.
+                Some(found.ok_or_else(|| CheckpointError::Config {
+                    key: "modules.json",
+                    problem: format!(
+                        "names {name}, which is missing: put it there from where the model is published (downloads have no folders)"
+                    ),
+                })?)
+            }
             None => None,
         };
         let files = SentenceFiles {

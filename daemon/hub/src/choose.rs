@@ -29,6 +29,10 @@ const COMPANIONS: &[(&str, u64)] = &[
     ("merges.txt", 64 << 20),
     ("chat_template.jinja", 1 << 20),
     ("chat_template.json", 1 << 20),
+    // How a sentence encoder makes a vector of a text's rows.
+    ("modules.json", 1 << 20),
+    ("sentence_bert_config.json", 1 << 20),
+    ("config_sentence_transformers.json", 1 << 20),
     // The learned prior of a latent thought model: at most 2^28 elements in f32, and the header.
     ("prior.json", 1 << 20),
     ("prior.safetensors", (1 << 30) + (1 << 20)),

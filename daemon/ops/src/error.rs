@@ -37,6 +37,12 @@ pub enum OpsError {
         /// In the canvas, prompt included.
         position: usize,
     },
+    /// A vector of a text with an element that is infinite or NaN.
+    #[error("cannot make a vector of text {text}, counted from 0: the model's rows are not finite")]
+    VectorNotFinite {
+        /// The text's index.
+        text: usize,
+    },
     /// The engine's threads cannot be started.
     #[error("cannot start the engine's threads: {0}")]
     Threads(String),

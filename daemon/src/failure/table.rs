@@ -387,6 +387,9 @@ fn ops(error: &OpsError) -> ErrorRow {
                 "the checkpoint's weights are broken, or the state that was given, or no token is left to choose; check the files",
             )
             .figure("position", position),
+        OpsError::VectorNotFinite { text } => ErrorRow::new(Code::DataLoss, "NOT_A_NUMBER")
+            .hint("the checkpoint's weights are broken; check the files")
+            .figure("text", text),
         OpsError::Threads(_) => ErrorRow::new(Code::Internal, "NO_THREADS")
             .hint("the system refused to start threads; a smaller --threads may help"),
         OpsError::Probe(_) => ErrorRow::new(Code::Internal, "PROBE_FAILED")

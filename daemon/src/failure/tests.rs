@@ -44,6 +44,7 @@ fn name(failure: &Failure) -> &'static str {
         F::Engine(E::Stopped) => "stopped",
         F::Engine(E::Ops(OpsError::Threads(_))) => "threads",
         F::Engine(E::Ops(OpsError::NotANumber { .. })) => "not a number",
+        F::Engine(E::Ops(OpsError::VectorNotFinite { .. })) => "vector not finite",
         F::Engine(E::Ops(OpsError::Probe(_))) => "probe",
         F::Engine(E::Panicked) => "panicked",
         F::Tokenizer(TokenizerError::Tokenizer { .. }) => "tokenizer",
@@ -198,7 +199,7 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
 }
 
 /// Variants that [`name`] knows.
-const VARIANTS: usize = 214;
+const VARIANTS: usize = 215;
 
 /// An example of each variant with its code; of `Io`, one of each kind that matters.
 async fn all() -> Vec<(Failure, Code)> {
@@ -348,6 +349,10 @@ async fn all() -> Vec<(Failure, Code)> {
         ),
         (
             engine(EngineError::Ops(OpsError::NotANumber { position: 3 })),
+            DataLoss,
+        ),
+        (
+            engine(EngineError::Ops(OpsError::VectorNotFinite { text: 3 })),
             DataLoss,
         ),
         (engine(EngineError::Panicked), Internal),

@@ -57,11 +57,22 @@ pub fn embedding(
     if count > max {
         return Err(EngineError::from(RequestError::TooManyTexts { texts: count, max }).into());
     }
-    size.check("texts", TEXT_BYTES_MAX)?;
+    let field = match request.texts {
+        EmbeddedTexts::Tokens(_) => "tokens",
+        EmbeddedTexts::Texts(_) => "texts",
+    };
+    let tokenizer = serving.tokenizer().ok();
+    let end_tokens = tokenizer.map(|tokenizer| tokenizer.end_tokens());
+    size.check(field, TEXT_BYTES_MAX)?;
     let read = match request.texts {
         EmbeddedTexts::Tokens(texts) => texts
             .into_iter()
-            .map(|ids| framed([&[], &[]], ids, info.context_length))
+            .map(|mut ids| {
+                // What ends a text stays where it is cut, as if it had come as a text.
+                let ends = end_tokens.filter(|ends| ids.ends_with(ends)).unwrap_or(&[]);
+                ids.truncate(ids.len() - ends.len());
+                framed([&[], ends], ids, info.context_length)
+            })
             .collect(),
         EmbeddedTexts::Texts(texts) => read_texts(&texts, serving, patience)?,
     };
@@ -69,7 +80,7 @@ pub fn embedding(
         && !request.truncates
     {
         return Err(InvalidField {
-            field: "texts",
+            field,
             problem: format!(
                 "text {index}, counted from 0, has {} tokens; the model reads {}",
                 read[index].tokens, info.context_length

@@ -3,6 +3,7 @@
 use std::{ops::Range, time::Instant};
 
 use sluice_checkpoint::family::{Pooling, SentenceVectors};
+use sluice_ops::OpsError;
 
 use super::pass_runner::PassRunner;
 use crate::{
@@ -54,6 +55,10 @@ impl PassRunner<'_> {
                         ops.row_means(&hidden, &pooled_rows(texts, sentences.pooling))?
                     }
                 };
+                if let Some(at) = means.iter().position(|mean| !mean.is_finite()) {
+                    let text = vectors.len() + at / config.shape.hidden_size;
+                    return Err(OpsError::VectorNotFinite { text }.into());
+                }
                 let means = means.chunks_exact(config.shape.hidden_size);
                 let finished: Vec<_> = means.map(|mean| finished(mean, sentences)).collect();
                 Ok((finished, rows))

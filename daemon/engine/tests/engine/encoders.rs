@@ -200,6 +200,14 @@ fn the_first_row_without_normalizing_is_the_reference_s() {
     let found = Loaded::new(folder.path(), PlanSettings::default()).vectors(&reference.ids);
     let most = difference(&found, &reference.rows("first"));
     assert!(most < TOLERANCE, "{most}");
+    // Without the file that says so it is no guess.
+    fs::remove_file(folder.path().join("1_Pooling/config.json")).unwrap();
+    let opened = Checkpoint::open(&Source::Folder(folder.path().to_owned())).unwrap();
+    let refused = opened.model().unwrap_err().to_string();
+    assert!(
+        refused.contains("names 1_Pooling/config.json, which is missing"),
+        "{refused}"
+    );
 }
 
 /// After the embeddings, and after each layer.
