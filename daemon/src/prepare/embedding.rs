@@ -36,8 +36,9 @@ pub fn embedding(
     if info.features().refusal(Feature::Embed).is_some() {
         return Err(EngineError::from(RequestError::OnlyEncoders).into());
     }
-    let (count, size) = match &request.texts {
+    let (field, count, size) = match &request.texts {
         EmbeddedTexts::Texts(texts) => (
+            "texts",
             texts.len(),
             RequestSize {
                 text_bytes: texts.iter().map(String::len).sum(),
@@ -45,6 +46,7 @@ pub fn embedding(
             },
         ),
         EmbeddedTexts::Tokens(texts) => (
+            "tokens",
             texts.len(),
             RequestSize {
                 text_bytes: 0,
@@ -57,23 +59,19 @@ pub fn embedding(
     if count > max {
         return Err(EngineError::from(RequestError::TooManyTexts { texts: count, max }).into());
     }
-    let field = match request.texts {
-        EmbeddedTexts::Tokens(_) => "tokens",
-        EmbeddedTexts::Texts(_) => "texts",
-    };
-    let tokenizer = serving.tokenizer().ok();
-    let end_tokens = tokenizer.map(|tokenizer| tokenizer.end_tokens());
     size.check(field, TEXT_BYTES_MAX)?;
     let read = match request.texts {
-        EmbeddedTexts::Tokens(texts) => texts
-            .into_iter()
-            .map(|mut ids| {
+        EmbeddedTexts::Tokens(texts) => {
+            let tokenizer = serving.tokenizer().ok();
+            let end_tokens = tokenizer.map(|tokenizer| tokenizer.end_tokens());
+            let read = texts.into_iter().map(|mut ids| {
                 // What ends a text stays where it is cut, as if it had come as a text.
                 let ends = end_tokens.filter(|ends| ids.ends_with(ends)).unwrap_or(&[]);
                 ids.truncate(ids.len() - ends.len());
                 framed([&[], ends], ids, info.context_length)
-            })
-            .collect(),
+            });
+            read.collect()
+        }
         EmbeddedTexts::Texts(texts) => read_texts(&texts, serving, patience)?,
     };
     if let Some(index) = read.iter().position(|text| text.is_truncated)
