@@ -1,11 +1,12 @@
 //! What passes of a mixture of experts read through the expert cache, beside what they would with other caches of as many experts:
 //!
 //! ```sh
-//! cargo run -p sluice-measure --example expert_cache -- MODEL BUDGET [BLOCKS [PROMPT [POLICY [LEVEL]]]]
+//! cargo run -p sluice-measure --example expert_cache -- MODEL BUDGET [BLOCKS [PROMPT [POLICY [LEVEL [CPU_EXPERTS]]]]]
 //! ```
 //!
 //! A request is decoded under the budget, and what its routers choose is replayed: with a cache that gives up what was used least
-//! recently (LRU), with the best there can be, which knows what comes (Belady's), and with none. Replays read nothing ahead.
+//! recently (LRU), with the best there can be, which knows what comes (Belady's), and with none. Replays read nothing ahead. Where the
+//! CPU computes some (`auto`), the cache isn't asked for those, and nothing is replayed.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -45,6 +46,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         Err(_) => PolicyChoice::default(),
     };
     let level = next("LEVEL").unwrap_or("off".to_owned()).parse()?;
+    let cpu_experts = next("CPU_EXPERTS").unwrap_or("off".to_owned()).parse()?;
 
     let log = RoutingLog::default();
     let engine = Engine::start(EngineOptions {
@@ -54,6 +56,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let settings = PlanSettings {
         level,
         budget,
+        cpu_experts,
         ..PlanSettings::default()
     };
     let model = engine.load_now(Source::Folder(folder), settings)?;
@@ -91,6 +94,16 @@ fn main() -> Result<(), Box<dyn Error>> {
         print_phases(steady);
         return Ok(());
     }
+    let predicted = asked.pass.map(|pass| 1000.0 * pass.total_s());
+    if let Some(split) = plan.cpu_experts {
+        let (_, steady) = steady(&reports);
+        println!(
+            "of a layer's touched experts the GPU takes {}, the CPU those with at most {} rows; the cache holds {cached}",
+            split.on_gpu, split.rows_max
+        );
+        print_passes(steady, predicted);
+        return Ok(());
+    }
     let visits: Vec<Visit> = (log.take().iter().enumerate())
         .map(|(number, routing)| touched(routing, number % layers * experts))
         .collect();
@@ -112,7 +125,6 @@ fn main() -> Result<(), Box<dyn Error>> {
         "{layers} layers of {experts} experts of {}; the cache holds {cached}",
         units::bytes(bytes)
     );
-    let predicted = asked.pass.map(|pass| 1000.0 * pass.total_s());
     let memory = engine.memory();
     println!(
         "peak: predicted {}, measured {}, budget {}",
@@ -159,22 +171,28 @@ fn main() -> Result<(), Box<dyn Error>> {
             units::bytes(read * bytes / (reports.len() - after).max(1) as u64)
         );
     }
-    let waited: f64 = (steady.iter())
+    print_passes(steady, predicted);
+    Ok(())
+}
+
+/// How long these passes took, beside the prediction in milliseconds, and where their experts were.
+fn print_passes(passes: &[PassReport], predicted: Option<f64>) {
+    let waited: f64 = (passes.iter())
         .map(|report| report.cost.waited.as_secs_f64())
         .sum();
-    let sum = |of: &dyn Fn(&PassReport) -> u64| steady.iter().map(of).sum::<u64>() as f64;
+    let sum = |of: &dyn Fn(&PassReport) -> u64| passes.iter().map(of).sum::<u64>() as f64;
     let touched = sum(&|report| report.cost.experts.touched);
     println!(
-        "a pass: predicted {}, measured {}, waited {}; of the experts {:.1} % were there, {:.1} % read ahead, {:.1} % missed",
+        "a pass: predicted {}, measured {}, waited {}; of the experts {:.1} % were there, {:.1} % read ahead, {:.1} % missed, {:.1} % the CPU's",
         predicted.map_or("unknown".to_owned(), units::duration_ms),
-        units::duration_ms(1000.0 * mean_s(steady)),
-        units::duration_ms(1000.0 * waited / steady.len().max(1) as f64),
+        units::duration_ms(1000.0 * mean_s(passes)),
+        units::duration_ms(1000.0 * waited / passes.len().max(1) as f64),
         100.0 * sum(&|report| report.cost.experts.hits) / touched,
         100.0 * sum(&|report| report.cost.experts.fetched_ahead) / touched,
         100.0 * sum(&|report| report.cost.experts.missed) / touched,
+        100.0 * sum(&|report| report.cost.experts.computed_by_cpu) / touched,
     );
-    print_phases(steady);
-    Ok(())
+    print_phases(passes);
 }
 
 /// The passes after the first block, and how many there are before: what that block reads, an empty cache would, too.
