@@ -42,7 +42,7 @@ const IDS_RESERVED: u64 = 1024;
 
 /// Kinds that a shutdown stops before it ends the streams that tell of them. They can take hours, and what they have finished
 /// is kept.
-pub const STOPPED_AT_SHUTDOWN: [v1::OperationKind; 7] = [
+pub const STOPPED_AT_SHUTDOWN: [v1::OperationKind; 8] = [
     v1::OperationKind::Optimize,
     v1::OperationKind::Calibrate,
     v1::OperationKind::Compress,
@@ -50,6 +50,7 @@ pub const STOPPED_AT_SHUTDOWN: [v1::OperationKind; 7] = [
     v1::OperationKind::Verify,
     v1::OperationKind::Prune,
     v1::OperationKind::Pull,
+    v1::OperationKind::Import,
 ];
 
 /// How many operations of some kinds may be unfinished at once: wait, run, or write to disk what they leave there.
@@ -65,7 +66,7 @@ struct Limit {
 /// The limits. A load is limited by `Models`, which must name the model in the way, and requests by the engine's queue.
 const LIMITS: [Limit; 3] = [
     Limit {
-        kinds: &v1::OperationKind::FILES,
+        kinds: &v1::OperationKind::MODEL_FILES,
         // Two would share cores and disk, and each takes memory of its own.
         max: 1,
         max_of_user: 1,

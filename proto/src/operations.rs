@@ -10,14 +10,24 @@ impl OperationKind {
         Self::MeasureFidelity,
         Self::Embed,
     ];
-    /// Work on files.
-    pub const FILES: [Self; 6] = [
+    /// Work on a model's files.
+    pub const MODEL_FILES: [Self; 6] = [
         Self::Compress,
         Self::Decompress,
         Self::Verify,
         Self::Prune,
         Self::Calibrate,
         Self::Optimize,
+    ];
+    /// Work on files: a model's, and those that go into memory.
+    pub const FILES: [Self; 7] = [
+        Self::Compress,
+        Self::Decompress,
+        Self::Verify,
+        Self::Prune,
+        Self::Calibrate,
+        Self::Optimize,
+        Self::Import,
     ];
 
     /// Changes of the plan in force.

@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 use sluice_proto::v1::{
     CalibrateResult, CompressResult, CompressionSummary, ContainerContents, ContainerTensor,
-    DecompressResult, LossPrediction, OperationKind, OptimizeResult, PruneResult, PruningSummary,
-    VerifyResult, operation::Outcome,
+    DecompressResult, ImportResult, LossPrediction, OperationKind, OptimizeResult, PruneResult,
+    PruningSummary, VerifyResult, operation::Outcome,
 };
 use sluice_shared::{pruning::warnings, units};
 
@@ -170,6 +170,7 @@ pub fn verb(kind: OperationKind) -> &'static str {
         OperationKind::Prune => "pruning",
         OperationKind::Calibrate => "calibrating",
         OperationKind::Optimize => "optimizing",
+        OperationKind::Import => "remembering",
         _ => "working",
     }
 }
@@ -186,6 +187,7 @@ pub fn outcome(path: &str, result: &Outcome, elapsed_ms: f64) -> Result<String, 
         Outcome::Prune(made) => Ok(pruned(path, made, elapsed_ms)),
         Outcome::Calibrate(made) => Ok(calibrated(path, made, elapsed_ms)),
         Outcome::Optimize(made) => Ok(optimized(path, made, elapsed_ms)),
+        Outcome::Import(made) => Ok(imported(path, made, elapsed_ms)),
         // Of no work on files.
         _ => Ok(format!(
             "{path}: done in {}",
@@ -241,6 +243,22 @@ fn pruned(path: &str, made: &PruneResult, elapsed_ms: f64) -> String {
         kept = units::bytes(made.kept_bytes),
         original = units::bytes(made.original_bytes),
         removed = removed(&made.pruning.clone().unwrap_or_default()),
+        took = units::duration_ms(elapsed_ms),
+    )
+}
+
+/// What went into memory, in a line.
+fn imported(collection: &str, made: &ImportResult, elapsed_ms: f64) -> String {
+    let counted = |number: u64, what: &str| match number {
+        0 => String::new(),
+        number => format!(", {} {what}", units::count(number)),
+    };
+    format!(
+        "{collection}: {sources} sources in {pieces} pieces{unchanged}{skipped}, in {took}",
+        sources = units::count(made.sources),
+        pieces = units::count(made.pieces),
+        unchanged = counted(made.unchanged, "unchanged"),
+        skipped = counted(made.skipped, "skipped"),
         took = units::duration_ms(elapsed_ms),
     )
 }

@@ -39,7 +39,10 @@ pub(super) fn of(failure: &Failure) -> ErrorRow {
         Failure::Interrupted { kind } => {
             let row = ErrorRow::new(Code::Aborted, "INTERRUPTED");
             match kind {
-                OperationKind::Compress | OperationKind::Prune | OperationKind::Pull => row.hint(
+                OperationKind::Compress
+                | OperationKind::Prune
+                | OperationKind::Pull
+                | OperationKind::Import => row.hint(
                     "what it finished is kept; run the same command again to resume",
                 ),
                 _ => row.hint("run the same command again"),

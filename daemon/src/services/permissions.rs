@@ -12,13 +12,22 @@ use crate::{
 const OPEN: &str = "/grpc.health.v1.Health/Check";
 
 /// Every call of the schema, and the least role that may make it. Health and reflection are for all whom something tells of.
-const NEEDED: [(&str, &str, Role); 29] = [
+const NEEDED: [(&str, &str, Role); 37] = [
     ("EmbeddingService", "Embed", Role::Generate),
     ("GenerationService", "Generate", Role::Generate),
     ("GenerationService", "GenerateWithState", Role::Generate),
     // Of others only for administrators.
     ("GenerationService", "WatchGeneration", Role::Generate),
     ("GenerationService", "Score", Role::Generate),
+    ("MemoryService", "ImportSources", Role::Operate),
+    // Of collections that the role may read, here and in what follows.
+    ("MemoryService", "ListCollections", Role::Generate),
+    ("MemoryService", "ListSources", Role::Generate),
+    ("MemoryService", "ReadSource", Role::Generate),
+    ("MemoryService", "SearchMemory", Role::Generate),
+    ("MemoryService", "ExportMemory", Role::Generate),
+    ("MemoryService", "RemoveSources", Role::Operate),
+    ("MemoryService", "WipeMemory", Role::Admin),
     ("ModelService", "ListModels", Role::Observe),
     // Paths below the named folders alone, here and in all that follows.
     ("ModelService", "InspectModel", Role::Observe),

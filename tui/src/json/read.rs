@@ -289,8 +289,9 @@ mod tests {
     use sluice_proto::v1::{
         CanvasGrowth, CanvasPin, DecodingPreset, FinishReason, GenerationBlock, GenerationLoading,
         GenerationNotice, GenerationPass, GenerationQueued, KvCacheMode, KvCacheReuse, Level,
-        PassPhases, ResolvedSetting, Speculation, SpeculationKind, TokenIds, TokenLogprobs,
-        TokenState, TopLogprob, WeightSwitch, canvas_pin::Content,
+        MemoryHit, MemoryPiece, MemoryRanking, MemorySource, MemorySourceKind, PassPhases,
+        PromptMemory, ResolvedSetting, Speculation, SpeculationKind, TokenIds, TokenLogprobs,
+        TokenState, TopLogprob, UsedPiece, WeightSwitch, canvas_pin::Content,
     };
 
     use super::*;
@@ -395,6 +396,36 @@ mod tests {
                     origin: "built-in".into(),
                 }],
                 is_seed_drawn: true,
+                memory: Some(PromptMemory {
+                    pieces: vec![UsedPiece {
+                        hit: Some(MemoryHit {
+                            source: Some(MemorySource {
+                                source_id: 3,
+                                collection: "default".into(),
+                                kind: MemorySourceKind::File.into(),
+                                name: "pool.md".into(),
+                                bytes: 20,
+                                modified_unix_s: Some(-1),
+                                added_unix_s: 2,
+                                pieces: 1,
+                            }),
+                            piece: Some(MemoryPiece {
+                                piece_id: 4,
+                                number: 1,
+                                heading: "Pool".into(),
+                                text: "open at 8".into(),
+                            }),
+                            score: 0.5,
+                            bm25: Some(1.5),
+                            cosine: Some(0.25),
+                        }),
+                        label: 1,
+                        tokens: 6,
+                    }],
+                    tokens: 20,
+                    ranking: MemoryRanking::Hybrid.into(),
+                    elapsed_ms: 1.5,
+                }),
             }),
             Event::Notice(GenerationNotice {
                 request_id: 9,
