@@ -32,7 +32,7 @@ pub use self::{
     table::Config,
     values::{
         ComputeDtype, Device, DiskReadLimit, Folders, HttpListen, IdleUnload, InstructionsChoice,
-        Listen, LoadedModelsMax, LogFilter, LogFormat, MaxSlowdown, OptionalPath,
+        Listen, LoadedModelsMax, LogFilter, LogFormat, MaxSlowdown, MemoryFile, OptionalPath,
         PinnedMemoryLimit, SocketFolder, SocketPath, Threads, WebOrigins, WeightCacheLimit, Within,
         is_loopback,
     },

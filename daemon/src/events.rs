@@ -576,6 +576,7 @@ fn started(serving: &ServingModel, prepared: &PreparedGeneration) -> v1::Generat
             && (work.state.start.as_ref()).is_none_or(|state| state.is_lossless),
         settings: prepared.settings.clone(),
         warnings: prepared.warnings.clone(),
+        memory: prepared.memory.clone(),
         is_seed_drawn: prepared.seed_drawn,
         prompt_text: text.map_or_else(Vec::new, |text| text.decode_with_specials(&work.prompt)),
         ..Default::default()

@@ -3,6 +3,7 @@
 mod checkpoint;
 mod job;
 mod library;
+mod memory;
 mod row;
 mod table;
 
@@ -26,6 +27,7 @@ use tonic_types::{ErrorDetails, StatusExt};
 
 use crate::{
     limits::{MESSAGE_TIMEOUT, REQUEST_BYTES_MAX, STATE_TIMEOUT},
+    memory::MemoryError,
     model_name::EMBEDDED_NAME,
     role::Role,
     state::SaveError,
@@ -297,6 +299,15 @@ pub enum Failure {
     /// The loaded model's weights could not be optimized.
     #[error(transparent)]
     Optimization(OptimizeError),
+    /// What is remembered, or was to be.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// Too many imports are under way.
+    #[error("{max} imports are under way, as many as may be at once")]
+    TooManyImports {
+        /// How many may be.
+        max: usize,
+    },
     /// Somebody stopped a job, or the daemon ends.
     #[error(
         "{}{}",

@@ -30,6 +30,7 @@ pub mod idle;
 pub mod library;
 pub mod limits;
 pub mod measurements;
+pub mod memory;
 pub mod model_name;
 pub mod models;
 pub mod operations;

@@ -34,6 +34,7 @@ use crate::{
     library::Library,
     limits::DESCRIPTORS,
     listen::{self, ListenError, Listening},
+    memory::Memory,
     model_name::ModelName,
     operations::STOPPED_AT_SHUTDOWN,
     renewal,
@@ -217,6 +218,8 @@ async fn serve(
     let socket = listening.path.clone();
     let daemon = Daemon::new(engine, library, settings, socket, config.preset.value);
     let daemon = daemon.with_access(access).with_examiner(examiner);
+    let encoder = config.memory_encoder.value.clone();
+    let daemon = daemon.with_memory(Memory::new(config.memory.value.0.clone(), encoder));
     let daemon = Arc::new(daemon.with_tls(tls.clone()));
     if loads_at_start {
         load_configured_model(&daemon, name);

@@ -40,6 +40,14 @@ pub const HEADER_BYTES_MAX: u32 = 16 << 10;
 pub const PREPARING_MAX: usize = 2;
 /// Requests and plans that wait for that; some places are kept for users who have few.
 pub const PREPARING_LINE_MAX: usize = 64;
+/// Searches, writes and removals of memory that wait for the one under way; some places are kept for users who have few.
+pub const REMEMBERING_LINE_MAX: usize = 64;
+/// How long an import waits for more from its caller.
+pub const IMPORT_TIMEOUT: Duration = Duration::from_secs(60);
+/// Imports at once.
+pub const IMPORTS_MAX: usize = 4;
+/// The same of one user.
+pub const IMPORTS_OF_USER_MAX: usize = 2;
 /// Lists of models that are made at once.
 pub const LISTING_MAX: usize = 2;
 /// Calls that wait for that; some places are kept for users who have few.

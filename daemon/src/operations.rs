@@ -32,7 +32,7 @@ pub use crate::state::ENDED_MAX;
 use crate::{
     allocator,
     failure::Failure,
-    limits::{CHANGES_MAX, CHANGES_OF_USER_MAX},
+    limits::{CHANGES_MAX, CHANGES_OF_USER_MAX, IMPORTS_MAX, IMPORTS_OF_USER_MAX},
     state::StateStore,
 };
 
@@ -64,7 +64,7 @@ struct Limit {
 }
 
 /// The limits. A load is limited by `Models`, which must name the model in the way, and requests by the engine's queue.
-const LIMITS: [Limit; 3] = [
+const LIMITS: [Limit; 4] = [
     Limit {
         kinds: &v1::OperationKind::MODEL_FILES,
         // Two would share cores and disk, and each takes memory of its own.
@@ -82,6 +82,13 @@ const LIMITS: [Limit; 3] = [
         max: 4,
         max_of_user: 3,
         refusal: |max, _| Failure::TooManyPulls { max },
+    },
+    Limit {
+        kinds: &[v1::OperationKind::Import],
+        // They take turns with the store, and each keeps a source's content on disk.
+        max: IMPORTS_MAX,
+        max_of_user: IMPORTS_OF_USER_MAX,
+        refusal: |max, _| Failure::TooManyImports { max },
     },
     Limit {
         kinds: &v1::OperationKind::CHANGES,

@@ -5,6 +5,7 @@ mod calibration;
 mod canvas;
 mod embedding;
 mod encoder;
+mod memory;
 mod preset;
 mod samples;
 mod template;
@@ -37,6 +38,7 @@ pub use self::{
     calibration::{TextSplit, calibration_samples},
     embedding::{PreparedEmbedding, embedding},
     encoder::TEXT_BYTES_MAX,
+    memory::Recalled,
     samples::{measuring, spread},
 };
 use crate::{
@@ -79,6 +81,19 @@ pub struct PreparedGeneration {
     pub warnings: Vec<String>,
     /// Chance has a part in it, with a seed that nobody asked for.
     pub seed_drawn: bool,
+    /// What of memory stands in the prompt; `None`: it was not asked for.
+    pub memory: Option<v1::PromptMemory>,
+}
+
+/// A checked request with what belongs to it.
+#[derive(Debug)]
+pub struct GenerationRequest {
+    /// The request.
+    pub asked: Generation,
+    /// What it has to do with states.
+    pub state: StateOptions,
+    /// What was found for its prompt, where it asks for memory.
+    pub recalled: Option<Recalled>,
 }
 
 /// Turns a checked request, and what it has to do with states, into the engine's. Tokenizing takes time: not for async code.
@@ -91,13 +106,18 @@ pub struct PreparedGeneration {
 /// # Errors
 /// What the request asks for that cannot be done with this model.
 pub fn generation(
-    (request, state): (Generation, StateOptions),
+    request: GenerationRequest,
     (serving, patience): (&ServingModel, &Patience),
     table: &ModelTable,
     defaults: RequestDefaults,
     is_bus_bound: impl Fn(&Work) -> bool,
 ) -> Result<PreparedGeneration, Failure> {
     check_generates(serving)?;
+    let GenerationRequest {
+        asked: request,
+        state,
+        recalled,
+    } = request;
     let info = &serving.loaded.info;
     let defaults = match info.mask {
         Some(_) => defaults,
@@ -113,12 +133,29 @@ pub fn generation(
     check_size(&request, texts.text_bytes_max())?;
     let (diffusion, autoregressive) = request.kind_options.into_parts();
     let mut told = Vec::new();
+    let mut used_memory = None;
     let is_edit = matches!(request.input, Input::Edit { .. });
     let (prompt, canvas) = match request.input {
         Input::Prompt { prompt, length } => {
             let prompt = match &state.start {
+                Some(_) => prompt,
+                None => with_system(prompt, table, &mut told),
+            };
+            let prompt = match (prompt, &request.memory, recalled) {
+                (Prompt::Chat(mut chat), Some(asked), Some(recalled)) => {
+                    let without = texts.chat(&chat)?.len();
+                    let answer = length.map_or(LENGTH_DEFAULT, |length| length as usize);
+                    let room = info.context_length.saturating_sub(without + answer);
+                    let count = |text: &str| Ok(texts.session()?.encode(text)?.len());
+                    let max_tokens = asked.max_tokens.min(room);
+                    used_memory = Some(memory::put(&mut chat, recalled, max_tokens, count)?);
+                    Prompt::Chat(chat)
+                }
+                (prompt, ..) => prompt,
+            };
+            let prompt = match &state.start {
                 Some(start) => texts.prompt_after(start, prompt)?,
-                None => texts.prompt(with_system(prompt, table, &mut told))?,
+                None => texts.prompt(prompt)?,
             };
             let length = match length {
                 Some(length) => length as usize,
@@ -292,6 +329,7 @@ pub fn generation(
         settings: told,
         warnings,
         seed_drawn: draws && request.sampling.seed.is_none(),
+        memory: used_memory,
         work,
         preset: info.mask.map(|_| dial),
     })

@@ -1,4 +1,4 @@
-//! What answers calls: the six services, health and reflection, behind bounds that keep
+//! What answers calls: the services, health and reflection, behind bounds that keep
 //! any caller from taking the daemon's memory.
 
 mod calibration;
@@ -12,6 +12,7 @@ mod generation;
 mod http;
 mod incoming;
 mod library;
+mod memory;
 mod messages;
 mod model;
 mod operation;
@@ -25,7 +26,11 @@ mod states;
 mod telemetry;
 mod waiting;
 
-use std::{path::PathBuf, sync::Arc, time::Instant};
+use std::{
+    path::PathBuf,
+    sync::{Arc, atomic::AtomicBool},
+    time::Instant,
+};
 
 pub use incoming::{Listeners, Port};
 use sluice_checkpoint::VerifiedFiles;
@@ -36,7 +41,8 @@ use sluice_proto::{
     v1::{
         DaemonState, embedding_service_server::EmbeddingServiceServer,
         generation_service_server::GenerationServiceServer,
-        model_service_server::ModelServiceServer, operation_service_server::OperationServiceServer,
+        memory_service_server::MemoryServiceServer, model_service_server::ModelServiceServer,
+        operation_service_server::OperationServiceServer,
         optimizer_service_server::OptimizerServiceServer,
         telemetry_service_server::TelemetryServiceServer,
     },
@@ -57,10 +63,11 @@ use crate::{
     library::{Library, Pulls},
     limits::{
         CALLS_READ_MAX, HEADER_BYTES_MAX, LISTING_LINE_MAX, LISTING_MAX, PING_INTERVAL,
-        PING_TIMEOUT, PREPARING_LINE_MAX, PREPARING_MAX, REQUEST_BYTES_MAX, STREAMS_MAX,
-        UNLOADING_LINE_MAX, WINDOW_BYTES,
+        PING_TIMEOUT, PREPARING_LINE_MAX, PREPARING_MAX, REMEMBERING_LINE_MAX, REQUEST_BYTES_MAX,
+        STREAMS_MAX, UNLOADING_LINE_MAX, WINDOW_BYTES,
     },
     measurements::Measurements,
+    memory::Memory,
     models::Models,
     operations::{ChangeNotifier, Operations, WriteQueue},
     requests::Requests,
@@ -80,6 +87,8 @@ pub struct Daemon {
     pub models: Arc<Models>,
     /// Models on disk.
     pub library: Arc<Library>,
+    /// What is remembered.
+    pub memory: Arc<Memory>,
     /// Downloads under way.
     pub pulls: Arc<Pulls>,
     /// The registry of all operations.
@@ -114,6 +123,10 @@ pub struct Daemon {
     examiner: Option<Arc<Examiner>>,
     draining: CancellationToken,
     preparing: Arc<Gate>,
+    /// Works with the memory, one at a time.
+    remembering: Arc<Gate>,
+    /// Whether a task gives the memory's vectors back when they are idle.
+    releasing_index: AtomicBool,
     listing: Arc<Gate>,
     unloading: Arc<Gate>,
     line: waiting::WaitingLine,
@@ -153,6 +166,7 @@ impl Daemon {
             engines,
             models: Arc::new(models),
             library,
+            memory: Arc::default(),
             pulls: Arc::new(pulls),
             operations,
             requests: Arc::new(requests),
@@ -171,6 +185,8 @@ impl Daemon {
             examiner: None,
             draining: CancellationToken::new(),
             preparing: Gate::new(PREPARING_MAX, PREPARING_LINE_MAX, changes.clone()),
+            remembering: Gate::new(1, REMEMBERING_LINE_MAX, changes.clone()),
+            releasing_index: AtomicBool::new(false),
             listing: Gate::new(LISTING_MAX, LISTING_LINE_MAX, changes.clone()),
             unloading: Gate::new(1, UNLOADING_LINE_MAX, changes),
             line: waiting::WaitingLine::default(),
@@ -183,6 +199,13 @@ impl Daemon {
     #[must_use]
     pub fn with_access(mut self, access: AccessRules) -> Self {
         self.access = Arc::new(access);
+        self
+    }
+
+    /// Remembers what it is told to.
+    #[must_use]
+    pub fn with_memory(mut self, memory: Memory) -> Self {
+        self.memory = Arc::new(memory);
         self
     }
 
@@ -289,6 +312,7 @@ pub async fn serve(
 
     let generation = GenerationServiceServer::new(generation::Service(daemon.clone()));
     let embedding = EmbeddingServiceServer::new(embedding::Service(daemon.clone()));
+    let memory = MemoryServiceServer::new(memory::Service(daemon.clone()));
     let model = ModelServiceServer::new(model::Service(daemon.clone()));
     let operation = OperationServiceServer::new(operation::Service(daemon.clone()));
     let optimizer = OptimizerServiceServer::new(optimizer::Service(daemon.clone()));
@@ -305,6 +329,11 @@ pub async fn serve(
         )
         .add_service(
             embedding
+                .max_decoding_message_size(REQUEST_BYTES_MAX)
+                .max_encoding_message_size(MESSAGE_BYTES_MAX),
+        )
+        .add_service(
+            memory
                 .max_decoding_message_size(REQUEST_BYTES_MAX)
                 .max_encoding_message_size(MESSAGE_BYTES_MAX),
         )

@@ -3,4 +3,5 @@
 pub mod container;
 pub mod format;
 pub mod gpu;
+pub mod memory;
 pub mod plan;

@@ -7,6 +7,7 @@
 mod autoregressive;
 mod decoding;
 mod job;
+mod memory;
 mod optimizer;
 mod reference;
 
@@ -24,6 +25,10 @@ pub use self::{
     job::{
         CalibrateJob, CalibrationChoice, CompressJob, CompressionMethod, DecompressJob,
         OptimizeJob, PruneJob, VerifyJob,
+    },
+    memory::{
+        COLLECTION_DEFAULT, ImportStart, ImportedSource, MEMORY_TOKENS_DEFAULT, MemoryChoice,
+        MemorySearch, PiecePage, Removal, SourcePage, optional_collection,
     },
     optimizer::{Loading, Measuring, Planning, RestoreTarget, Samples, Workload},
     reference::ModelRef,
@@ -178,6 +183,8 @@ pub struct Generation {
     pub kind_options: KindOptions,
     /// How a latent thought model comes to its latents; `None`: nothing is said.
     pub thinking: Option<ThinkingChoice>,
+    /// What of memory goes into the prompt, which is a conversation then; `None`: nothing.
+    pub memory: Option<MemoryChoice>,
 }
 
 /// Checked [`v1::ThinkingOptions`].
@@ -349,6 +356,20 @@ impl Generation {
                 }
             },
         };
+        let memory = MemoryChoice::checked(wire.memory)?;
+        let is_chat = matches!(
+            input,
+            Input::Prompt {
+                prompt: Prompt::Chat(_),
+                ..
+            }
+        );
+        if memory.is_some() && !is_chat {
+            return Err(invalid(
+                "memory",
+                "goes into conversations alone: use `chat`",
+            ));
+        }
         Ok(Self {
             model: ModelRef::of_request(wire.model)?,
             input,
@@ -356,6 +377,7 @@ impl Generation {
             sampling,
             kind_options,
             thinking: wire.thinking.map(thinking).transpose()?,
+            memory,
         })
     }
 }

@@ -162,5 +162,6 @@ operation_responses!(
     VerifyResponse,
     PruneResponse,
     CalibrateResponse,
+    ImportSourcesResponse,
     OptimizeResponse
 );

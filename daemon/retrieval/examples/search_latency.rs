@@ -54,6 +54,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             let name = number.to_string();
             let source = NewSource {
                 collection: "all",
+                access: 0,
                 kind: SourceKind::File,
                 name: &name,
                 digest: [0; 32],

@@ -10,6 +10,8 @@ use crate::{EncoderId, Piece, SourceKind, Store, StoreError, vectors::CodedVecto
 pub struct NewSource<'a> {
     /// The collection, which is made where it is missing.
     pub collection: &'a str,
+    /// Who may read a collection that is made ([`Collection::access`](crate::Collection::access)).
+    pub access: i64,
     /// What it is made of.
     pub kind: SourceKind,
     /// The path of a file, or a title.
@@ -34,7 +36,7 @@ pub struct NewPiece {
 }
 
 /// An import that is going on.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Import {
     source: i64,
     encoder: Option<(i64, usize)>,
@@ -59,7 +61,7 @@ impl Store {
         source: &NewSource<'_>,
         encoder: Option<&EncoderId>,
     ) -> Result<Option<Import>, StoreError> {
-        let collection = self.collection(source.collection, source.now)?;
+        let collection = self.collection(source.collection, source.access, source.now)?;
         let before = self.connection.query_row(
             "SELECT digest FROM sources WHERE collection = ?1 AND name = ?2 AND ready",
             params![collection, source.name],

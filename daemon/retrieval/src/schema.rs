@@ -20,6 +20,7 @@ const MIGRATIONS: [&str; 1] = ["
     CREATE TABLE collections (
         id INTEGER PRIMARY KEY,
         name TEXT NOT NULL UNIQUE,
+        access INTEGER NOT NULL,
         created INTEGER NOT NULL
     );
     CREATE TABLE encoders (

@@ -57,6 +57,8 @@ pub struct EncoderId {
 pub struct Collection {
     /// Its name.
     pub name: String,
+    /// Who may read it, as a number that means something to the store's user alone.
+    pub access: i64,
     /// Its sources, without those that are being imported.
     pub sources: u64,
     /// The pieces of these.
@@ -185,6 +187,21 @@ impl Store {
         self.checked(done)
     }
 
+    /// The names of all collections, and who may read them.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn accesses(&self) -> Result<Vec<(String, i64)>, StoreError> {
+        let read = || {
+            let mut query =
+                (self.connection).prepare("SELECT name, access FROM collections ORDER BY name")?;
+            query
+                .query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?
+                .collect()
+        };
+        self.checked(read())
+    }
+
     /// All collections, by name.
     ///
     /// # Errors
@@ -192,7 +209,7 @@ impl Store {
     pub fn collections(&self) -> Result<Vec<Collection>, StoreError> {
         let read = || {
             let mut query = self.connection.prepare(
-                "SELECT name,
+                "SELECT name, access,
                     (SELECT count(*) FROM sources WHERE collection = collections.id AND ready),
                     (SELECT count(*) FROM pieces JOIN sources ON sources.id = source
                      WHERE collection = collections.id AND ready),
@@ -204,9 +221,10 @@ impl Store {
             let rows = query.query_map([], |row| {
                 Ok(Collection {
                     name: row.get(0)?,
-                    sources: row.get(1)?,
-                    pieces: row.get(2)?,
-                    bytes: row.get(3)?,
+                    access: row.get(1)?,
+                    sources: row.get(2)?,
+                    pieces: row.get(3)?,
+                    bytes: row.get(4)?,
                 })
             })?;
             rows.collect()
@@ -215,12 +233,12 @@ impl Store {
     }
 
     /// The number of a collection, which is made where it is missing.
-    pub(crate) fn collection(&self, name: &str, now: i64) -> Result<i64, StoreError> {
+    pub(crate) fn collection(&self, name: &str, access: i64, now: i64) -> Result<i64, StoreError> {
         check_collection_name(name)?;
         let make = || {
             self.connection.execute(
-                "INSERT INTO collections (name, created) VALUES (?1, ?2) ON CONFLICT DO NOTHING",
-                params![name, now],
+                "INSERT INTO collections (name, access, created) VALUES (?1, ?2, ?3) ON CONFLICT DO NOTHING",
+                params![name, access, now],
             )?;
             self.find_collection(name)
         };
@@ -235,11 +253,16 @@ impl Store {
             .optional()
     }
 
-    /// The sources of a collection or of all, the latest first.
+    /// Some sources of a collection or of all, the latest first: those with a lower number than `before`, if that is given.
     ///
     /// # Errors
     /// When there is no such collection, or the file cannot be read.
-    pub fn sources(&self, collection: Option<&str>) -> Result<Vec<Source>, StoreError> {
+    pub fn sources(
+        &self,
+        collection: Option<&str>,
+        before: Option<i64>,
+        most: usize,
+    ) -> Result<Vec<Source>, StoreError> {
         if let Some(name) = collection
             && self.checked(self.find_collection(name))?.is_none()
         {
@@ -247,10 +270,13 @@ impl Store {
         }
         let read = || {
             let select = format!(
-                "{SOURCES} AND (?1 IS NULL OR collections.name = ?1) ORDER BY added DESC, sources.id DESC"
+                "{SOURCES} AND (?1 IS NULL OR collections.name = ?1) AND (?2 IS NULL OR sources.id < ?2)
+                 ORDER BY sources.id DESC LIMIT ?3"
             );
             let mut query = self.connection.prepare(&select)?;
-            query.query_map([collection], source)?.collect()
+            query
+                .query_map(params![collection, before, most as i64], source)?
+                .collect()
         };
         self.checked(read())
     }

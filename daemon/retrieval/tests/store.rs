@@ -26,6 +26,7 @@ fn letters(text: &str) -> Vec<f32> {
 fn new_source<'a>(collection: &'a str, name: &'a str, digest: u8) -> NewSource<'a> {
     NewSource {
         collection,
+        access: 0,
         kind: SourceKind::Note,
         name,
         digest: [digest; 32],
@@ -162,7 +163,7 @@ fn a_source_that_changes_takes_its_own_place() {
     let second = add(&mut store, "a", "x", 2, &["second words"]).unwrap();
     assert_eq!(found(&mut store, &words("words")), ["second words"]);
     assert!(!holds(folder.path(), "first words"));
-    let sources = store.sources(None).unwrap();
+    let sources = store.sources(None, None, 100).unwrap();
     assert_eq!(
         (sources.len(), sources[0].id, sources[0].pieces),
         (1, second, 1)
@@ -212,7 +213,7 @@ fn an_import_whose_place_is_gone_is_refused() {
     let (first, second) = (begin(&mut store), begin(&mut store));
     store.finish(second).unwrap();
     let id = store.finish(first).unwrap();
-    let sources = store.sources(Some("a")).unwrap();
+    let sources = store.sources(Some("a"), None, 100).unwrap();
     assert_eq!((sources.len(), sources[0].id), (1, id));
     assert_eq!(found(&mut store, &words("words")), ["kept words"]);
 }

@@ -10,8 +10,8 @@ use std::{
 use sluice_shared::address::{self, Surroundings};
 
 use super::{
-    ConfigError, Environment, IdleUnload, OptionalPath, Setting, SettingSource, SocketFolder,
-    SocketPath,
+    ConfigError, Environment, IdleUnload, MemoryFile, OptionalPath, Setting, SettingSource,
+    SocketFolder, SocketPath,
     row::{SettingRow, ValueForm},
     values::Value,
     wrong,
@@ -150,6 +150,11 @@ pub(super) fn has_weight_cache(layers: &Layers<'_>) -> bool {
 pub(super) fn default_models_folder(layers: &Layers<'_>) -> OptionalPath {
     let folder = layers.usual_folder("STATE_DIRECTORY", "XDG_DATA_HOME", ".local/share");
     OptionalPath(folder.map(|folder| folder.join("models")))
+}
+
+pub(super) fn default_memory(layers: &Layers<'_>) -> MemoryFile {
+    let folder = layers.usual_folder("STATE_DIRECTORY", "XDG_DATA_HOME", ".local/share");
+    MemoryFile(folder.map(|folder| folder.join("memory.sqlite")))
 }
 
 pub(super) fn default_idle_unload(layers: &Layers<'_>) -> IdleUnload {

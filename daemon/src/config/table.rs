@@ -16,9 +16,9 @@ use sluice_shared::{
 
 use super::{
     ComputeDtype, ConfigError, Device, DiskReadLimit, Folders, HttpListen, IdleUnload,
-    InstructionsChoice, Listen, LoadedModelsMax, LogFilter, LogFormat, MaxSlowdown, ModelsFile,
-    OptionalPath, PinnedMemoryLimit, Setting, SettingSource, SocketPath, Threads, WebOrigins,
-    WeightCacheLimit, Within,
+    InstructionsChoice, Listen, LoadedModelsMax, LogFilter, LogFormat, MaxSlowdown, MemoryFile,
+    ModelsFile, OptionalPath, PinnedMemoryLimit, Setting, SettingSource, SocketPath, Threads,
+    WebOrigins, WeightCacheLimit, Within,
     layers::{
         self,
         BuiltIn::{self, BySize, Computed, Is},
@@ -27,7 +27,7 @@ use super::{
     row::{SettingRow, ValueForm},
     values::Value,
 };
-use crate::role::RoleRules;
+use crate::{memory::EncoderChoice, role::RoleRules};
 
 impl SettingRow {
     fn new<T: Value>(
@@ -416,6 +416,25 @@ settings! {
             words: "models below $STATE_DIRECTORY, else below $XDG_DATA_HOME/sluice, else below ~/.local/share/sluice",
             example: "/var/lib/sluice/models",
         },
+    }
+
+    /// File of what is remembered (`sluice memory`), or none; it is made with the first source
+    memory: MemoryFile {
+        value: "FILE|none",
+        form: Path,
+        built_in: Computed {
+            compute: layers::default_memory,
+            words: "memory.sqlite below $STATE_DIRECTORY, else below $XDG_DATA_HOME/sluice, else below ~/.local/share/sluice",
+            example: "/var/lib/sluice/memory.sqlite",
+        },
+    }
+
+    /// Model that makes vectors of what is remembered, which is loaded for it: its name; auto: the sentence encoder that is
+    /// loaded; or off
+    memory_encoder: EncoderChoice {
+        value: "auto|off|NAME",
+        form: Text,
+        built_in: Is("auto"),
     }
 
     /// Unload the model after this time without requests, such as 15m; the next request loads it again

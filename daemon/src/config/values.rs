@@ -1,6 +1,13 @@
 //! Values of the configuration that are more than a number or a path.
 
-use std::{ffi::OsStr, fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
+use std::{
+    ffi::OsStr,
+    fmt,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    str::FromStr,
+    time::Duration,
+};
 
 use serde::{Deserialize, Deserializer, de::Error as _};
 use sluice_formats::DType;
@@ -43,6 +50,25 @@ impl Value for OptionalPath {
     fn text(&self) -> Option<String> {
         let path = self.0.as_ref()?;
         Some(path.to_string_lossy().into_owned())
+    }
+}
+
+/// The file of what is remembered, or `none`.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct MemoryFile(pub Option<PathBuf>);
+
+impl Value for MemoryFile {
+    fn read(text: &OsStr) -> Result<Self, String> {
+        // A relative path has become absolute before.
+        let is_none = Path::new(text).file_name() == Some(OsStr::new("none"));
+        Ok(Self((!is_none).then(|| text.into())))
+    }
+
+    fn text(&self) -> Option<String> {
+        Some(match &self.0 {
+            Some(path) => path.to_string_lossy().into_owned(),
+            None => "none".to_owned(),
+        })
     }
 }
 

@@ -14,7 +14,7 @@ use tonic_types::{ErrorDetails, StatusExt};
 use super::{
     Failure,
     checkpoint::{broken_template, checkpoint},
-    job, library,
+    job, library, memory,
     row::ErrorRow,
 };
 use crate::limits::REQUEST_BYTES_MAX;
@@ -198,6 +198,11 @@ fn row(failure: &Failure) -> ErrorRow {
         | Failure::Interrupted { .. }
         | Failure::OperationInProgress { .. }
         | Failure::JobCancelled { .. } => job::of(failure),
+        Failure::Memory(error) => memory::of(error),
+        Failure::TooManyImports { .. } => {
+            ErrorRow::new(Code::ResourceExhausted, "TOO_MANY_IMPORTS")
+                .hint("try again when one has ended; `sluice jobs` shows them")
+        }
         Failure::UnknownOperation { id } => ErrorRow::new(Code::NotFound, "UNKNOWN_OPERATION")
             .hint(
                 "`sluice requests` lists requests, `sluice jobs` work on files; finished ones are listed for a while only",

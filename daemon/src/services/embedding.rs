@@ -38,9 +38,20 @@ impl EmbeddingService for Service {
         request: Request<v1::EmbedRequest>,
     ) -> Result<Response<v1::EmbedResponse>, Status> {
         let terms = CallTerms::of(&request);
+        let answer = self.0.embed(terms, request.into_inner()).await?;
+        Ok(Response::new(answer))
+    }
+}
+
+impl Daemon {
+    /// Makes a vector of each text.
+    pub(super) async fn embed(
+        self: &Arc<Self>,
+        terms: CallTerms,
+        message: v1::EmbedRequest,
+    ) -> Result<v1::EmbedResponse, Status> {
         let caller = terms.caller;
-        let message = request.into_inner();
-        self.0.check_open()?;
+        self.check_open()?;
         let check = Embedding::try_from(message.clone()).map(|checked| checked.model);
         let (place, told) = (VectorPlace::default(), Told::default());
         let (put, tell) = (place.clone(), told.clone());
@@ -52,9 +63,9 @@ impl EmbeddingService for Service {
             }
         };
         let kind = OperationKind::Embed;
-        let request = requests::admit(&self.0, terms, (kind, check), make).await?;
+        let request = requests::admit(self, terms, (kind, check), make).await?;
         let mut pictures: ResponseStream<v1::WatchOperationResponse> =
-            operation::follow_owned(request, &self.0.closing);
+            operation::follow_owned(request, &self.closing);
         let mut last = None;
         while let Some(picture) = pictures.next().await {
             last = picture?.operation;
@@ -68,11 +79,9 @@ impl EmbeddingService for Service {
         answer.is_lossless = result.is_lossless;
         answer.elapsed_ms = result.elapsed.as_secs_f64() * 1e3;
         answer.notices = last.map(|operation| operation.notices).unwrap_or_default();
-        Ok(Response::new(answer))
+        Ok(answer)
     }
-}
 
-impl Daemon {
     async fn admit_embedding(
         &self,
         caller: Caller,

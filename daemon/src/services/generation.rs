@@ -19,6 +19,7 @@ use super::{
     Daemon,
     call_terms::CallTerms,
     deadline::Deadline,
+    memory::Recalled,
     operation,
     requests::{self, OwnedRequest, ResponseStream},
     states::{self, CallStates, ReceivedCall},
@@ -28,7 +29,7 @@ use crate::{
     events,
     failure::Failure,
     models::{MeantModel, ServingModel},
-    prepare::{self, RequestDefaults},
+    prepare::{self, GenerationRequest, RequestDefaults},
     requests::{RecordReader, RequestDescription, RequestRecord},
     role::Role,
 };
@@ -132,14 +133,18 @@ impl Service {
     ) -> Result<OwnedRequest, Status> {
         let caller = terms.caller;
         let check = states.check(message.clone());
+        // Once, before the request waits: a model that makes vectors might take the place of the one that is to write.
+        let recalled = match &check {
+            Ok(checked) => {
+                let recalling = self.0.recall(&terms, checked);
+                Deadline::limit(terms.deadline, recalling).await?
+            }
+            Err(_) => None,
+        };
         let check = check.map(|checked| checked.model);
         let make = move |daemon: Arc<Daemon>, model, waited| {
-            let (message, states) = (message.clone(), states.clone());
-            async move {
-                daemon
-                    .admit_generation(caller, (message, states), &model, waited)
-                    .await
-            }
+            let asked = (message.clone(), states.clone(), recalled.clone());
+            async move { daemon.admit_generation(caller, asked, &model, waited).await }
         };
         let kind = OperationKind::Generate;
         requests::admit(&self.0, terms, (kind, check), make).await
@@ -167,13 +172,17 @@ impl Daemon {
     async fn admit_generation(
         &self,
         caller: Caller,
-        (message, states): (v1::GenerateRequest, CallStates),
+        (message, states, recalled): (v1::GenerateRequest, CallStates, Option<Recalled>),
         model: &MeantModel,
         waited: Option<Arc<RequestRecord>>,
     ) -> Result<Arc<RequestRecord>, Failure> {
         self.check_open()?;
-        let checked = states.check(message)?;
-        let options = states.options();
+        let (recalled, notices) = recalled.map(Recalled::into_parts).unzip();
+        let request = GenerationRequest {
+            asked: states.check(message)?,
+            state: states.options(),
+            recalled,
+        };
         let serving = self.models.serving_as(model)?;
         let engine = serving.engine()?;
         let defaults = RequestDefaults {
@@ -195,7 +204,7 @@ impl Daemon {
                 };
                 let table = settings.table(&serving.name);
                 let prepared = prepare::generation(
-                    (checked, options),
+                    request,
                     (serving, patience),
                     &table,
                     defaults,
@@ -218,8 +227,8 @@ impl Daemon {
             level: v1::Level::Unspecified,
         };
         let record = self.record(waited, caller, facts, &serving.name.name);
-        if let Some(problem) = problem {
-            record.notice(&problem);
+        for notice in problem.iter().chain(notices.iter().flatten()) {
+            record.notice(notice);
         }
         let sink = events::generation(
             self.event_target(&record),

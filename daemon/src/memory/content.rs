@@ -1,0 +1,151 @@
+//! The content of a source on its way into memory: a file without a name, which goes with the daemon.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{self, Read, Seek, Write},
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use sha2::{Digest, Sha256};
+
+use super::MemoryError;
+
+/// Most bytes of a source.
+pub const CONTENT_BYTES_MAX: u64 = 4 << 30;
+
+/// Bytes by which text is told from other files.
+const HEAD_BYTES: usize = 8 << 10;
+
+/// Takes content in, as it comes.
+#[derive(Debug)]
+pub struct ContentWriter {
+    name: String,
+    folder: PathBuf,
+    file: File,
+    bytes: u64,
+    digest: Sha256,
+}
+
+/// A source's whole content.
+#[derive(Debug)]
+pub struct Content {
+    file: File,
+    /// Its bytes.
+    pub bytes: u64,
+    /// Its SHA-256.
+    pub digest: [u8; 32],
+}
+
+/// Why nothing is read of a source.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Unreadable {
+    /// It has a zero byte near its beginning.
+    #[error("is no text")]
+    Binary,
+    /// It is a PDF.
+    #[error("is a PDF, which this sluiced does not read")]
+    Pdf,
+}
+
+impl ContentWriter {
+    /// Begins with the source of this name, beside the memory in this file.
+    ///
+    /// # Errors
+    /// When no file can be made there.
+    pub fn new(name: &str, memory: &Path) -> Result<Self, MemoryError> {
+        let folder = memory.parent().unwrap_or(memory).to_owned();
+        let made = crate::atomic_file::create_folder(&folder).and_then(|()| unnamed(memory));
+        match made {
+            Ok(file) => Ok(Self {
+                name: name.to_owned(),
+                folder,
+                file,
+                bytes: 0,
+                digest: Sha256::new(),
+            }),
+            Err(error) => Err(MemoryError::Spool {
+                name: name.to_owned(),
+                folder,
+                error,
+            }),
+        }
+    }
+
+    /// Takes the next bytes.
+    ///
+    /// # Errors
+    /// When the disk is full, or there are more than [`CONTENT_BYTES_MAX`].
+    pub fn push(&mut self, chunk: &[u8]) -> Result<(), MemoryError> {
+        self.bytes += chunk.len() as u64;
+        if self.bytes > CONTENT_BYTES_MAX {
+            let name = self.name.clone();
+            return Err(MemoryError::TooLarge { name });
+        }
+        self.digest.update(chunk);
+        let written = self.file.write_all(chunk);
+        written.map_err(|error| self.failed(error))
+    }
+
+    /// Ends with what has come.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn finish(mut self) -> Result<Content, MemoryError> {
+        if let Err(error) = self.file.rewind() {
+            return Err(self.failed(error));
+        }
+        Ok(Content {
+            file: self.file,
+            bytes: self.bytes,
+            digest: self.digest.finalize().into(),
+        })
+    }
+
+    fn failed(&self, error: io::Error) -> MemoryError {
+        MemoryError::Spool {
+            name: self.name.clone(),
+            folder: self.folder.clone(),
+            error,
+        }
+    }
+}
+
+impl Content {
+    /// The text.
+    ///
+    /// # Errors
+    /// When it is none, or the file cannot be read.
+    pub fn text(mut self) -> io::Result<Result<File, Unreadable>> {
+        let mut head = Vec::with_capacity(HEAD_BYTES);
+        (&self.file)
+            .take(HEAD_BYTES as u64)
+            .read_to_end(&mut head)?;
+        self.file.rewind()?;
+        if head.starts_with(b"%PDF-") {
+            return Ok(Err(Unreadable::Pdf));
+        }
+        match head.contains(&0) {
+            true => Ok(Err(Unreadable::Binary)),
+            false => Ok(Ok(self.file)),
+        }
+    }
+}
+
+/// A file beside this one that has no name, so that nothing of it is left when it is closed, however the daemon ends.
+fn unnamed(beside: &Path) -> io::Result<File> {
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let mut path = beside.as_os_str().to_owned();
+    path.push(format!(".import-{}-{number}", std::process::id()));
+    let path = PathBuf::from(path);
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&path)?;
+    std::fs::remove_file(path)?;
+    Ok(file)
+}

@@ -1,0 +1,65 @@
+//! Vectors of what is remembered and searched for, by a sentence encoder of the daemon's models.
+
+use std::sync::Arc;
+
+use sluice_checkpoint::features::Feature;
+use sluice_proto::v1;
+use sluice_retrieval::EncoderId;
+
+use super::super::{Daemon, call_terms::CallTerms};
+use crate::{
+    failure::Failure,
+    memory::{self, EncoderChoice, MemoryError},
+};
+
+impl Daemon {
+    /// The encoder, if there is one, by the name of its model.
+    pub(super) fn memory_encoder(&self) -> Option<EncoderName> {
+        match self.memory.encoder() {
+            EncoderChoice::Off => None,
+            EncoderChoice::Named(name) => Some(EncoderName { name: name.clone() }),
+            EncoderChoice::Auto => {
+                let loaded = self.models.all_loaded().into_iter();
+                let mut encoders = loaded.filter(|model| {
+                    let features = model.loaded.info.features();
+                    features.refusal(Feature::Embed).is_none()
+                });
+                let name = encoders.next()?.name.name;
+                Some(EncoderName { name })
+            }
+        }
+    }
+
+    /// A vector of each text, as requests like anybody's: in the caller's turn, listed, and by a model that is loaded for it.
+    pub(super) async fn encode(
+        self: &Arc<Self>,
+        terms: &CallTerms,
+        encoder: &EncoderName,
+        texts: Vec<String>,
+    ) -> Result<(EncoderId, Vec<Vec<f32>>), Failure> {
+        let request = v1::EmbedRequest {
+            texts,
+            model: encoder.name.clone(),
+            ..Default::default()
+        };
+        let terms = CallTerms {
+            waits: true,
+            message: None,
+            ..terms.clone()
+        };
+        let answer = self.embed(terms, request).await;
+        let answer = answer.map_err(|status| MemoryError::Encoder {
+            model: encoder.name.clone(),
+            reason: status.message().to_owned(),
+        })?;
+        let id = memory::encoder_id(&answer.model, answer.dimensions as usize);
+        let vectors = answer.vectors.into_iter().map(|vector| vector.values);
+        Ok((id, vectors.collect()))
+    }
+}
+
+/// A model that makes vectors.
+#[derive(Debug, Clone)]
+pub(super) struct EncoderName {
+    pub(super) name: String,
+}

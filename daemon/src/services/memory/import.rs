@@ -1,0 +1,472 @@
+//! Sources on their way into memory: received, cut into pieces, encoded and written, one after another.
+
+use std::{
+    fs::File,
+    io::{self, Read},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use sluice_proto::{
+    model::{ImportStart, ImportedSource, InvalidField},
+    v1::{
+        self, OperationKind, OperationStage, ProgressUnit, import_sources_request::Part,
+        operation::Outcome,
+    },
+};
+use sluice_retrieval::{
+    EncoderId, Import, NewPiece, NewSource, Piece, Splitter, Store, StoreError, TextKind,
+};
+use tokio::{sync::mpsc, task::spawn_blocking, time};
+use tokio_util::sync::CancellationToken;
+use tonic::{Status, Streaming};
+
+use super::{
+    super::{Daemon, call_terms::CallTerms},
+    encode::EncoderName,
+};
+use crate::{
+    failure::Failure,
+    limits::IMPORT_TIMEOUT,
+    memory::{self, Content, ContentWriter, MemoryError},
+    operations::{Operation, OperationDescription, RunningOperation, progress},
+    translate::memory as wire,
+};
+
+/// Pieces that are encoded and written together: an encoder's passes are full, and an import that is cancelled ends soon.
+const BATCH_PIECES: usize = 128;
+
+/// Cancels an operation when its caller goes away.
+pub(super) struct CancelOnDrop(pub(super) Arc<Operation>);
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        // One that has ended stays as it is.
+        let _ = self.0.cancel();
+    }
+}
+
+/// The next part of an import; `None` at its end.
+pub(super) async fn next_part(
+    messages: &mut Streaming<v1::ImportSourcesRequest>,
+) -> Result<Option<Part>, Failure> {
+    let next = time::timeout(IMPORT_TIMEOUT, messages.message()).await;
+    let stalled = |_| MemoryError::Stalled {
+        waited: IMPORT_TIMEOUT,
+    };
+    let message = next.map_err(stalled)?.map_err(|status: Status| {
+        tracing::debug!(reason = status.message(), "an import's stream broke");
+        cancelled()
+    })?;
+    match message {
+        None => Ok(None),
+        Some(message) => match message.part {
+            Some(part) => Ok(Some(part)),
+            None => Err(invalid("part", "is missing")),
+        },
+    }
+}
+
+fn invalid(field: &'static str, problem: &str) -> Failure {
+    InvalidField {
+        field,
+        problem: problem.to_owned(),
+    }
+    .into()
+}
+
+fn cancelled() -> Failure {
+    Failure::JobCancelled {
+        partial_path: None,
+        by_shutdown: false,
+    }
+}
+
+impl Daemon {
+    /// Begins to take sources in.
+    pub(super) async fn begin_import(
+        self: &Arc<Self>,
+        terms: CallTerms,
+        begin: v1::ImportBegin,
+        messages: Streaming<v1::ImportSourcesRequest>,
+    ) -> Result<Arc<Operation>, Failure> {
+        let start = ImportStart::try_from(begin)?;
+        let (asked, caller) = (start.clone(), terms.caller);
+        let check = move |store: &mut Store| {
+            let all = store.accesses()?;
+            let there = all.into_iter().find(|(name, _)| *name == asked.collection);
+            let Some((collection, access)) = there else {
+                return Ok(Ok(()));
+            };
+            memory::readable(store, caller, std::slice::from_ref(&collection))?;
+            let reader = memory::reader_of(access);
+            Ok(match asked.reader.is_none_or(|asked| asked == reader) {
+                true => Ok(()),
+                false => Err(MemoryError::OtherReader { collection, reader }),
+            })
+        };
+        self.remembered(&terms, check).await?.unwrap_or(Ok(()))?;
+        let encoder = self.memory_encoder();
+        let description = OperationDescription {
+            kind: OperationKind::Import,
+            model: encoder
+                .as_ref()
+                .map(|encoder| encoder.name.clone())
+                .unwrap_or_default(),
+            input_path: format!("memory collection {}", start.collection),
+            caller: Some(terms.caller),
+            ..OperationDescription::default()
+        };
+        let stop = CancellationToken::new();
+        let stops = stop.clone();
+        let running =
+            (self.operations).begin(description, Some(Box::new(move || stops.cancel())))?;
+        let operation = running.operation();
+        let mut importer = Importer {
+            daemon: self.clone(),
+            terms,
+            start,
+            encoder,
+            encoder_id: None,
+            stop,
+            done: v1::ImportResult::default(),
+            read: Arc::default(),
+            running,
+        };
+        tokio::spawn(async move {
+            let result = importer.run(messages).await;
+            let by_shutdown = importer.daemon.operations.is_closed();
+            let result = result.map_err(|failure| match failure {
+                Failure::JobCancelled { partial_path, .. } => Failure::JobCancelled {
+                    partial_path,
+                    by_shutdown,
+                },
+                other => other,
+            });
+            let done = std::mem::take(&mut importer.done);
+            (importer.running).finish(result.map(|()| Outcome::Import(done)));
+        });
+        Ok(operation)
+    }
+}
+
+/// An import that is under way.
+struct Importer {
+    daemon: Arc<Daemon>,
+    terms: CallTerms,
+    start: ImportStart,
+    encoder: Option<EncoderName>,
+    /// What the store knows the encoder by, once that was asked.
+    encoder_id: Option<EncoderId>,
+    stop: CancellationToken,
+    done: v1::ImportResult,
+    /// Bytes that were read of sources.
+    read: Arc<AtomicU64>,
+    running: RunningOperation,
+}
+
+impl Importer {
+    async fn run(
+        &mut self,
+        mut messages: Streaming<v1::ImportSourcesRequest>,
+    ) -> Result<(), Failure> {
+        if let Some(encoder) = &self.encoder {
+            self.done.encoder.clone_from(&encoder.name);
+        } else {
+            self.running.notice(
+                "no sentence encoder is loaded: what is remembered is found by its words alone"
+                    .to_owned(),
+            );
+        }
+        let mut part = self.next(&mut messages).await?;
+        while let Some(this) = part {
+            let Part::Source(header) = this else {
+                return Err(invalid("source", "is missing; it comes before its content"));
+            };
+            let source = ImportedSource::try_from(header)?;
+            let (content, next) = self.receive(&source, &mut messages).await?;
+            self.take(source, content).await?;
+            part = next;
+        }
+        self.encode_others().await
+    }
+
+    async fn next(
+        &self,
+        messages: &mut Streaming<v1::ImportSourcesRequest>,
+    ) -> Result<Option<Part>, Failure> {
+        self.unless_stopped(next_part(messages)).await
+    }
+
+    async fn unless_stopped<T>(
+        &self,
+        work: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T, Failure> {
+        tokio::select! {
+            biased;
+            () = self.stop.cancelled() => Err(cancelled()),
+            done = work => done,
+        }
+    }
+
+    /// Receives a source's content, and the part behind it.
+    async fn receive(
+        &self,
+        source: &ImportedSource,
+        messages: &mut Streaming<v1::ImportSourcesRequest>,
+    ) -> Result<(Content, Option<Part>), Failure> {
+        let (daemon, name) = (self.daemon.clone(), source.name.clone());
+        let made = spawn_blocking(move || ContentWriter::new(&name, daemon.memory.path()?));
+        let mut writer = made.await??;
+        loop {
+            match self.next(messages).await? {
+                Some(Part::Chunk(chunk)) => {
+                    let pushed = spawn_blocking(move || writer.push(&chunk).map(|()| writer));
+                    writer = pushed.await??;
+                }
+                Some(Part::Begin(_)) => return Err(invalid("begin", "comes once")),
+                next => return Ok((spawn_blocking(move || writer.finish()).await??, next)),
+            }
+        }
+    }
+
+    /// Remembers a source.
+    async fn take(&mut self, source: ImportedSource, content: Content) -> Result<(), Failure> {
+        self.tell(&source.name);
+        let (bytes, digest) = (content.bytes, content.digest);
+        self.done.bytes += bytes;
+        let name = source.name.clone();
+        let opened = spawn_blocking(move || content.text()).await?;
+        let text = opened.map_err(|error| MemoryError::Spool {
+            name: name.clone(),
+            folder: self
+                .daemon
+                .memory
+                .path()
+                .map(ToOwned::to_owned)
+                .unwrap_or_default(),
+            error,
+        })?;
+        let text = match text {
+            Ok(text) => text,
+            Err(unreadable) => {
+                self.running
+                    .notice(format!("{name} {unreadable}; it was left out"));
+                self.done.skipped += 1;
+                self.read.fetch_add(bytes, Ordering::Relaxed);
+                return Ok(());
+            }
+        };
+        let encoder = self.encoder_id().await?;
+        let (start, now) = (self.start.clone(), now_unix_s());
+        let kind = wire::kind(source.kind).ok_or_else(|| invalid("source.kind", "is missing"))?;
+        let begun = self.write(move |store| {
+            let reader = start.reader.unwrap_or(v1::MemoryReader::Generate);
+            let source = NewSource {
+                collection: &start.collection,
+                access: memory::access_of(reader),
+                kind,
+                name: &source.name,
+                digest,
+                bytes,
+                modified: source.modified,
+                now,
+            };
+            store.begin(&source, encoder.as_ref())
+        });
+        let Some(mut import) = begun.await? else {
+            self.done.unchanged += 1;
+            self.read.fetch_add(bytes, Ordering::Relaxed);
+            return Ok(());
+        };
+        match self.add_pieces(&name, text, &mut import).await {
+            Ok(()) => {
+                let pieces = import.pieces();
+                self.write(move |store| store.finish(import)).await?;
+                self.done.sources += 1;
+                self.done.pieces += pieces;
+                Ok(())
+            }
+            Err(failure) => {
+                // What is left of it otherwise goes when the store is opened again.
+                let abandoned = self.write(move |store| store.abandon(import)).await;
+                if let Err(error) = abandoned {
+                    tracing::warn!(reason = %error, "an import could not be taken back");
+                }
+                Err(failure)
+            }
+        }
+    }
+
+    /// What the store knows the encoder by, if there is one. A vector tells.
+    async fn encoder_id(&mut self) -> Result<Option<EncoderId>, Failure> {
+        if let (None, Some(encoder)) = (&self.encoder_id, &self.encoder) {
+            let asked = self
+                .daemon
+                .encode(&self.terms, encoder, vec![String::new()]);
+            let (id, _) = self.unless_stopped(asked).await?;
+            self.encoder_id = Some(id);
+        }
+        Ok(self.encoder_id.clone())
+    }
+
+    async fn add_pieces(&self, name: &str, text: File, import: &mut Import) -> Result<(), Failure> {
+        let (send, mut batches) = mpsc::channel(1);
+        let counted = Counted {
+            file: text,
+            read: self.read.clone(),
+        };
+        let splitter = Splitter::new(TextKind::of_name(name));
+        let splitting = spawn_blocking(move || split(splitter, counted, &send));
+        while let Some(pieces) = self
+            .unless_stopped(async { Ok(batches.recv().await) })
+            .await?
+        {
+            self.tell(name);
+            let pieces = self.encoded(pieces).await?;
+            let mut taken = import.clone();
+            let (added, back) = self
+                .write(move |store| {
+                    let added = store.add_pieces(&mut taken, &pieces);
+                    Ok((added, taken))
+                })
+                .await?;
+            *import = back;
+            added.map_err(MemoryError::from)?;
+        }
+        let split = splitting.await?;
+        split.map_err(|error| {
+            let folder = self
+                .daemon
+                .memory
+                .path()
+                .map(ToOwned::to_owned)
+                .unwrap_or_default();
+            let name = name.to_owned();
+            MemoryError::Spool {
+                name,
+                folder,
+                error,
+            }
+            .into()
+        })
+    }
+
+    async fn encoded(&self, pieces: Vec<Piece>) -> Result<Vec<NewPiece>, Failure> {
+        let vectors = match &self.encoder {
+            Some(encoder) => {
+                let texts = pieces.iter().map(memory::encoded_text).collect();
+                let asked = self.daemon.encode(&self.terms, encoder, texts);
+                let (_, vectors) = self.unless_stopped(asked).await?;
+                vectors.into_iter().map(Some).collect()
+            }
+            None => vec![None; pieces.len()],
+        };
+        let both = pieces.into_iter().zip(vectors);
+        Ok(both
+            .map(|(piece, vector)| NewPiece { piece, vector })
+            .collect())
+    }
+
+    /// Makes vectors of what was remembered without, or with another encoder's.
+    async fn encode_others(&mut self) -> Result<(), Failure> {
+        let id = self.encoder_id().await?;
+        let (Some(encoder), Some(id)) = (&self.encoder, id) else {
+            return Ok(());
+        };
+        let mut after = 0;
+        loop {
+            let find = id.clone();
+            let without = self
+                .write(move |store| store.without_vectors(&find, after, BATCH_PIECES))
+                .await?;
+            let Some((last, _)) = without.last() else {
+                return Ok(());
+            };
+            after = *last;
+            self.tell("vectors of what was remembered without");
+            let texts = without.iter().map(|(_, piece)| memory::encoded_text(piece));
+            let asked = self.daemon.encode(&self.terms, encoder, texts.collect());
+            let (_, vectors) = self.unless_stopped(asked).await?;
+            let pieces = without.iter().map(|(id, _)| *id);
+            let both: Vec<(i64, Vec<f32>)> = pieces.zip(vectors).collect();
+            let id = id.clone();
+            self.write(move |store| store.set_vectors(&id, &both))
+                .await?;
+        }
+    }
+
+    /// Works with the store, which is made where it is missing.
+    async fn write<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Store) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, Failure> {
+        let place = self
+            .daemon
+            .remembering
+            .enter(self.terms.caller.share())
+            .await?;
+        let daemon = self.daemon.clone();
+        let done = spawn_blocking(move || {
+            let _place = place;
+            daemon
+                .memory
+                .write(|store| work(store).map_err(MemoryError::from))
+        });
+        Ok(done.await??)
+    }
+
+    fn tell(&self, item: &str) {
+        let read = self.read.load(Ordering::Relaxed);
+        let total = self.start.total_bytes.unwrap_or(0);
+        self.running.progress(v1::OperationProgress {
+            item: item.to_owned(),
+            ..progress(
+                OperationStage::Importing,
+                ProgressUnit::Bytes,
+                read,
+                total.max(read),
+            )
+        });
+    }
+}
+
+/// Cuts a text and sends its pieces in batches, until nobody wants them any more.
+fn split(splitter: Splitter, text: impl Read, send: &mpsc::Sender<Vec<Piece>>) -> io::Result<()> {
+    let gone = |_| io::Error::from(io::ErrorKind::BrokenPipe);
+    let mut batch = Vec::with_capacity(BATCH_PIECES);
+    splitter.split(text, |piece| {
+        batch.push(piece);
+        if batch.len() < BATCH_PIECES {
+            return Ok(());
+        }
+        let full = std::mem::replace(&mut batch, Vec::with_capacity(BATCH_PIECES));
+        send.blocking_send(full).map_err(gone)
+    })?;
+    match batch.is_empty() {
+        true => Ok(()),
+        false => send.blocking_send(batch).map_err(gone),
+    }
+}
+
+/// A file whose bytes are counted as they are read.
+struct Counted {
+    file: File,
+    read: Arc<AtomicU64>,
+}
+
+impl Read for Counted {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.file.read(buffer)?;
+        self.read.fetch_add(count as u64, Ordering::Relaxed);
+        Ok(count)
+    }
+}
+
+fn now_unix_s() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs() as i64)
+}
