@@ -3,7 +3,11 @@
 use sluice_ops::{Activation, Ops, Phase, Routing};
 use sluice_weights::WeightGroup;
 
-use super::{Network, mixture::touched, waiting};
+use super::{
+    Network,
+    mixture::{ExpertRows, touched},
+    waiting,
+};
 use crate::{error::EngineError, residency::Residency};
 
 /// Some experts of a layer, and the rows that go through them.
@@ -50,6 +54,11 @@ impl CpuExperts<'_> {
         // A pass on a GPU has not marked the machine's threads as its own.
         let computing = host.device().compute();
         let mut sums = host.zeros(self.rows.len(), out.width())?;
+        let mut compute = |ready: &[ExpertRows<'_>]| {
+            // The GPU stands still for the CPU now, and for no copy.
+            let _timed = self.ops.timed(Phase::Matmul);
+            network.add_experts(host, &mut sums, &self.x, &self.routing, ready)
+        };
         let mut ready = Vec::new();
         for expert in touched(&self.routing) {
             let group = WeightGroup::Expert(layer, expert);
@@ -61,14 +70,10 @@ impl CpuExperts<'_> {
             let is_read_anew = guard.is_read_anew();
             ready.push((self.routing.places(expert), guard));
             if is_read_anew {
-                let ready = std::mem::take(&mut ready);
-                // The GPU stands still for the CPU now, and for no copy.
-                let _timed = self.ops.timed(Phase::Matmul);
-                network.add_experts(host, &mut sums, &self.x, &self.routing, &ready)?;
+                compute(&std::mem::take(&mut ready))?;
             }
         }
-        let _timed = self.ops.timed(Phase::Matmul);
-        network.add_experts(host, &mut sums, &self.x, &self.routing, &ready)?;
+        compute(&ready)?;
         drop(computing);
         Ok((self.ops).add_from_host(out, &sums, &self.rows, network.mlp_rows)?)
     }
