@@ -1,6 +1,6 @@
 //! Corrections of predicted times by measured passes. Rates are measured once, in a quarter of a second; a machine that
 //! was busy then, or has become so, is slower or faster than they say. So predictions are corrected by what passes of
-//! the same kind have taken: of a model of the same shape, as many rows, at the same level.
+//! the same kind have taken: of a model of the same shape, as many rows, at the same level, on the same devices.
 
 use std::{
     collections::VecDeque,
@@ -68,8 +68,8 @@ impl Factor {
     }
 }
 
-/// What passes must have in common to be compared: the model's shape, the level, and the rows that the layers compute.
-/// Passes of a small model say little of a large one's.
+/// What passes must have in common to be compared: the model's shape, the level, the rows that the layers compute, and
+/// what computes them. Passes of a small model say little of a large one's, and a GPU's little of the CPU's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PassKind<'a> {
     /// The shape of the model that the pass is of.
@@ -78,6 +78,8 @@ pub struct PassKind<'a> {
     pub level: Level,
     /// Rows that go through the layers.
     pub rows: usize,
+    /// Whether the CPU computes experts beside a GPU.
+    pub has_cpu_experts: bool,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -85,6 +87,7 @@ struct PassKey {
     shape: Shape,
     level: Level,
     bucket: usize,
+    has_cpu_experts: bool,
 }
 
 impl PassKind<'_> {
@@ -94,6 +97,7 @@ impl PassKind<'_> {
             shape: self.shape.clone(),
             level: self.level,
             bucket: bucket.unwrap_or(ROWS.len()),
+            has_cpu_experts: self.has_cpu_experts,
         }
     }
 }
@@ -196,7 +200,12 @@ impl LearnedFactors {
     /// machine all are slower. `None` where no such pass was seen.
     fn compute(&self, kind: PassKind<'_>) -> Option<f64> {
         let key = kind.key();
-        let is_alike = |its: &PassKey| its.bucket == key.bucket && its.shape == key.shape;
+        let is_alike = |its: &PassKey| {
+            PassKey {
+                level: key.level,
+                ..its.clone()
+            } == key
+        };
         let alike = self.compute.iter().filter(|(its, _)| is_alike(its));
         let exact = (alike.clone()).find(|(its, _)| its.level == key.level);
         if let Some((_, factor)) = exact {
@@ -253,6 +262,7 @@ mod tests {
             shape: PublishedShape::find("tinyllama-1.1b").unwrap().shape(),
             level,
             rows,
+            has_cpu_experts: false,
         }
     }
 
@@ -304,6 +314,15 @@ mod tests {
             ..kind(Level::Standard, 256)
         };
         assert_eq!(learned.correct(time(), there).correction, 1.0);
+        // Nor of passes of which the CPU computes experts beside a GPU.
+        let beside = PassKind {
+            has_cpu_experts: true,
+            ..kind(Level::Standard, 256)
+        };
+        assert_eq!(learned.correct(time(), beside).correction, 1.0);
+        learned.see_compute(beside, 2.0, 1.0);
+        assert!((learned.correct(time(), beside).correction - 2.0).abs() < 1e-9);
+        assert!((at(Level::Standard, 256) - 3.0).abs() < 1e-9);
     }
 
     #[test]

@@ -124,6 +124,7 @@ pub(super) fn predict(groups: &[WeightGroupPlan], input: &TimingInput<'_>) -> Op
         shape: input.shape,
         level: input.level,
         rows: input.rows(),
+        has_cpu_experts: input.cpu_experts.is_some(),
     };
     let time = by_rates(groups, input)?;
     Some(input.machine.corrections.correct(time, kind))

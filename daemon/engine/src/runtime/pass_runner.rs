@@ -368,6 +368,7 @@ impl<'a> PassRunner<'a> {
             shape,
             level: stands.level,
             rows,
+            has_cpu_experts: stands.cpu_experts.is_some(),
         };
         learned.see_compute(kind, computed.as_secs_f64(), predicted.busy_s());
         let streamed = stands.streamed_bytes();
