@@ -1,6 +1,7 @@
 //! What plans and devices know of the machine, as data: how much memory it has and for what, how fast it is, its
 //! threads and its instructions.
 
+mod caches;
 mod instructions;
 pub mod mapped;
 mod memory;
@@ -12,6 +13,7 @@ mod workers;
 use sluice_formats::DType;
 
 pub use self::{
+    caches::last_level_cache_bytes,
     instructions::{InstructionSet, Instructions},
     memory::{MemoryStats, SwapStats, default_budget, default_pinned_memory_limit},
     rates::{BUSY_SHARE, DiskBandwidth, LinearRate, POINTS, Rates},

@@ -149,7 +149,7 @@ impl SwapStats {
 }
 
 /// A file of the system; empty, so without any figure, when it cannot be read.
-fn text(path: &str) -> String {
+pub(crate) fn text(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_default()
 }
 

@@ -15,12 +15,15 @@ use rustix::fs::MemfdFlags;
 use sluice_codec::{CompressedMatrix, Encoded, Scheme};
 use sluice_cuda::{CudaError, Gpu};
 use sluice_formats::{DType, Format, interleaved::ROWS};
-use sluice_machine::{LinearRate, MemoryKind, POINTS, Rates, mapped::MappedBuffer};
+use sluice_machine::{
+    LinearRate, MemoryKind, MemoryStats, POINTS, Rates, last_level_cache_bytes,
+    mapped::MappedBuffer,
+};
 use sluice_weights::{InterleavedRows, Weight, WeightData, compression::compress};
 
 use self::busy::CpuTicks;
 pub use self::sample::{CompressedSample, GpuSample};
-use crate::{Ops, OpsError, device::DeviceBuffer};
+use crate::{Ops, OpsError, device::DeviceBuffer, ledger::Ledger};
 
 const POINT_ROWS: [usize; POINTS] = [1, 8, 64];
 
@@ -33,9 +36,13 @@ const ROUNDS_TIME: Duration = Duration::from_millis(75);
 /// Bytes copied out of a file, and below how often.
 const COPY_BYTES: usize = 16 << 20;
 const COPIES: usize = 12;
-/// More than the caches of most machines hold, for the matmul of a single row, whose time is mostly reading the
-/// weights.
+/// A matrix for the matmul of a single row, whose time is mostly reading the weights. The next one lies in other memory,
+/// until the caches have forgotten the first.
 const LARGE_BYTES: usize = 32 << 20;
+/// That memory is so many times as large as the caches, at most so many bytes, and at most a part of what is free.
+const CACHES: u64 = 4;
+const MEMORY_BYTES_MAX: u64 = 256 << 20;
+const OF_FREE: u64 = 8;
 const LARGE_WIDTH: usize = 4096;
 /// Sides of the matrix for more rows, whose time is mostly arithmetic: a few milliseconds.
 const SMALL_SIDE: usize = 1024;
@@ -52,9 +59,9 @@ const COMPRESSED_ROWS: usize = 32;
 /// A byte that makes a finite value in every format, as element, scale and code alike.
 pub const FILL_BYTE: u8 = 0x3C;
 
-/// Measures the rates, in about a quarter of a second and 48 MiB that are given back; on a GPU, in the time it takes to
-/// compile the kernels and a quarter of a second, and 224 MiB or several times its cache. `None` where that memory
-/// cannot be allocated: then plans predict no times.
+/// Measures the rates, in about a third of a second and memory that is given back: 16 MiB, and 32 MiB or several times
+/// the CPU's caches, up to 256 MiB. On a GPU it takes as long again, the time to compile the kernels, and 224 MiB or
+/// several times the GPU's cache. `None` where that memory cannot be allocated: then plans predict no times.
 ///
 /// # Errors
 /// When the device fails.
@@ -76,8 +83,9 @@ pub fn measure(ops: &Ops) -> Result<Option<Rates>, OpsError> {
 }
 
 fn try_measure(ops: &Ops) -> Result<Rates, OpsError> {
-    let memory = MappedBuffer::<u64>::zeroed(LARGE_BYTES / size_of::<u64>());
-    let mut memory = memory.ok_or_else(|| no_memory(ops))?;
+    let bytes = beyond_caches(last_level_cache_bytes(), MemoryStats::read().free_bytes);
+    let memory = MappedBuffer::<u64>::zeroed(bytes / size_of::<u64>());
+    let mut memory = memory.ok_or_else(|| no_memory(ops, bytes))?;
     // Pages that were never written are all one zero page, which would stay in the cache.
     bytemuck::cast_slice_mut(&mut memory).fill(FILL_BYTE);
     let copy_bytes_per_s =
@@ -85,10 +93,11 @@ fn try_measure(ops: &Ops) -> Result<Rates, OpsError> {
     // The same memory serves every format: `FILL_BYTE` makes finite values in each.
     let bytes: &[u8] = bytemuck::cast_slice(&memory);
     if let Some(gpu) = ops.device().gpu() {
-        // What the CPU multiplies beside a GPU lies as files have it.
-        let host = ops.host()?;
-        let host_linear = measure_linear(host, bytes, false)?;
-        host.release();
+        // What the CPU multiplies beside a GPU lies as files have it. Few models have it multiply any, so that what this
+        // takes is not kept.
+        let host = Ops::new(ops.device().host(), Ledger::default())?;
+        let host_linear = measure_linear(&host, bytes, false)?;
+        drop(host);
         // A GPU's probe needs its own memory only.
         drop(memory);
         let rates = measure_gpu(ops, gpu, copy_bytes_per_s)?;
@@ -133,10 +142,18 @@ fn measure_gpu(ops: &Ops, gpu: &Gpu, copy_bytes_per_s: f64) -> Result<Rates, Ops
     })
 }
 
-fn no_memory(ops: &Ops) -> OpsError {
+/// Bytes of memory of which little is still cached when all of it was read, for last-level caches of so many bytes.
+fn beyond_caches(cache_bytes: Option<u64>, free_bytes: Option<u64>) -> usize {
+    let large = LARGE_BYTES as u64;
+    let asked = (CACHES * cache_bytes.unwrap_or(0)).next_multiple_of(large);
+    let most = MEMORY_BYTES_MAX.min(free_bytes.unwrap_or(0) / OF_FREE);
+    asked.min(most).max(large) as usize
+}
+
+fn no_memory(ops: &Ops, bytes: usize) -> OpsError {
     OpsError::OutOfMemory {
         purpose: "measuring the device",
-        needed_bytes: LARGE_BYTES as u64,
+        needed_bytes: bytes as u64,
         used_bytes: ops.ledger().used_bytes(),
         limit_bytes: None,
         free_bytes: None,
@@ -250,14 +267,15 @@ fn measure_convert() -> Vec<(Format, f64)> {
 /// Seconds that a matmul takes for a weight, by format, with rows that lie beside each other where they can.
 fn measure_linear(ops: &Ops, bytes: &[u8], interleaves: bool) -> Result<Vec<LinearRate>, OpsError> {
     let mut rates = unknown(POINT_ROWS);
+    let mut parts = bytes.chunks_exact(LARGE_BYTES).cycle();
     let start = Instant::now();
     for round in 0..ROUNDS_MAX {
         if round >= ROUNDS_MIN && start.elapsed() > ROUNDS_TIME {
             break;
         }
-        for rate in &mut rates {
+        for (rate, part) in rates.iter_mut().zip(&mut parts) {
             for (rows, fastest) in &mut rate.points {
-                *fastest = fastest.min(time_weight(ops, rate.format, *rows, (bytes, interleaves))?);
+                *fastest = fastest.min(time_weight(ops, rate.format, *rows, (part, interleaves))?);
             }
         }
     }
@@ -309,7 +327,7 @@ fn time_weight(
     Ok(seconds / (outputs * width) as f64)
 }
 
-/// Rows and width of a matrix that most caches do not hold.
+/// Rows and width of a large matrix.
 fn large(format: Format) -> (usize, usize) {
     let rows = LARGE_BYTES / format.bytes(LARGE_WIDTH);
     (rows - rows % ROWS, LARGE_WIDTH)
@@ -335,7 +353,7 @@ fn seconds_since(start: Instant) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{device::Device, ledger::Ledger};
+    use crate::device::Device;
 
     #[test]
     fn every_rate_is_measured_and_the_memory_given_back() {
@@ -359,5 +377,23 @@ mod tests {
             assert!((1e-11..1e-5).contains(&seconds), "{format:?}: {seconds}");
         }
         assert_eq!(ledger.used_bytes(), before);
+    }
+
+    #[test]
+    fn memory_is_larger_than_the_caches_where_there_is_enough() {
+        const MIB: u64 = 1 << 20;
+        let gib = 1 << 30;
+        for (caches, free, expected) in [
+            (Some(32 * MIB), Some(16 * gib), 128 * MIB),
+            (Some(10 * MIB), Some(16 * gib), 64 * MIB),
+            (Some(MIB), Some(16 * gib), 32 * MIB),
+            (Some(1152 * MIB), Some(1024 * gib), 256 * MIB),
+            (Some(32 * MIB), Some(512 * MIB), 64 * MIB),
+            (Some(32 * MIB), None, 32 * MIB),
+            (None, Some(16 * gib), 32 * MIB),
+        ] {
+            let found = beyond_caches(caches, free);
+            assert_eq!(found as u64, expected, "{caches:?}, {free:?}");
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! Corrections of predicted times by measured passes. Rates are measured once, in a quarter of a second; a machine that
+//! Corrections of predicted times by measured passes. Rates are measured once, in a third of a second; a machine that
 //! was busy then, or has become so, is slower or faster than they say. So predictions are corrected by what passes of
 //! the same kind have taken: of a model of the same shape, as many rows, at the same level, on the same devices.
 
