@@ -466,6 +466,12 @@ impl Engine {
         self.shared.group.budget.pinned_bytes()
     }
 
+    /// The ledger of host memory in which the CPU computes experts beside a GPU, for all engines on this device.
+    #[must_use]
+    pub fn ledger_beside_gpu(&self) -> &ledger::Ledger {
+        self.shared.group.common_memory.ledger_beside_gpu()
+    }
+
     /// The budget that the models of all engines on this device keep together, in bytes, unless one of them was given more.
     #[must_use]
     pub fn shared_budget_bytes(&self) -> u64 {

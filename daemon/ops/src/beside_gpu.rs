@@ -1,8 +1,10 @@
 //! The CPU's operations beside a GPU: rows go to the host, and what the CPU makes of them comes back.
 
+use std::sync::Arc;
+
 use sluice_formats::DType;
 
-use crate::{Activation, Backend, Ops, OpsError, Phase, Routing, ledger::Ledger};
+use crate::{Activation, Backend, Ops, OpsError, Phase, Routing, cpu::CpuBackend, ledger::Ledger};
 
 impl Ops {
     /// Whether nothing is computed, as if on a GPU.
@@ -11,8 +13,8 @@ impl Ops {
         self.device.is_gpu() && matches!(self.backend, Backend::DryRun)
     }
 
-    /// The CPU's operations beside a GPU, on the machine's threads and with an account of their own: what they take is no
-    /// memory of the GPU's. In a dry run they are one, too.
+    /// The CPU's operations beside a GPU, on the machine's threads and with a ledger that those of all models share: what they
+    /// take is no memory of the GPU's. In a dry run they are one, too.
     ///
     /// # Errors
     /// When memory cannot be allocated.
@@ -20,11 +22,16 @@ impl Ops {
         if let Some(host) = self.host.get() {
             return Ok(host);
         }
-        let ledger = match self.ledger.is_dry_run() {
-            true => Ledger::dry_run(),
-            false => Ledger::default(),
+        let device = self.device.host();
+        let host = match self.ledger.is_dry_run() {
+            true => Self::new(device, Ledger::dry_run())?,
+            false => {
+                let memory = &self.host_memory;
+                let scratch = Arc::clone(memory.scratch(device.threads())?);
+                let cpu = CpuBackend::with(device.clone(), scratch, None);
+                Self::with(device, memory.ledger().clone(), Backend::Cpu(cpu))
+            }
         };
-        let host = Self::new(self.device.host(), ledger)?;
         Ok(self.host.get_or_init(|| Box::new(host)))
     }
 

@@ -58,12 +58,8 @@ impl CpuBackend {
         Ok(Self::with(device, Arc::new(scratch), None))
     }
 
-    /// With scratch memory that others use as well, one after another.
-    pub(super) fn sharing(device: Device, scratch: Arc<Scratch>, entry: LedgerEntry) -> Self {
-        Self::with(device, scratch, Some(entry))
-    }
-
-    fn with(device: Device, scratch: Arc<Scratch>, common: Option<LedgerEntry>) -> Self {
+    /// With scratch memory that others may use as well, one after another.
+    pub(super) fn with(device: Device, scratch: Arc<Scratch>, common: Option<LedgerEntry>) -> Self {
         Self {
             clock: PhaseClock::new(device.threads()),
             device,

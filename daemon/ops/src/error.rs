@@ -25,6 +25,18 @@ pub enum OpsError {
         /// Bytes that the GPU's driver reports as free, where the driver refused.
         free_bytes: Option<u64>,
     },
+    /// The system refused memory of the host's, in which the CPU computes beside a GPU.
+    #[error(
+        "cannot allocate {needed_bytes} bytes of host memory for {purpose}; {used_bytes} are in use beside the GPU"
+    )]
+    OutOfHostMemory {
+        /// What the bytes were for.
+        purpose: &'static str,
+        /// Bytes asked for.
+        needed_bytes: u64,
+        /// Bytes that the CPU's operations hold beside the GPU.
+        used_bytes: u64,
+    },
     /// The GPU that was asked for cannot be used.
     #[error(transparent)]
     NoGpu(GpuUnavailable),

@@ -50,6 +50,8 @@ struct Counters {
     share: Option<BudgetShare>,
     /// Buffers are counted, and hold nothing.
     is_dry_run: bool,
+    /// It counts the host's memory beside a GPU, and no memory of the device's.
+    is_beside_gpu: bool,
     faults: Faults,
 }
 
@@ -64,6 +66,7 @@ impl Default for Counters {
             common: AtomicU64::new(0),
             share: None,
             is_dry_run: false,
+            is_beside_gpu: false,
             faults: Faults::default(),
         }
     }
@@ -105,6 +108,17 @@ impl Ledger {
         }
     }
 
+    /// A ledger of the host's memory beside a GPU.
+    #[must_use]
+    pub fn beside_gpu() -> Self {
+        Self {
+            counters: Arc::new(Counters {
+                is_beside_gpu: true,
+                ..Counters::default()
+            }),
+        }
+    }
+
     fn of_budget(share: BudgetShare) -> Self {
         Self {
             counters: Arc::new(Counters {
@@ -123,7 +137,7 @@ impl Ledger {
     /// A zeroed buffer of `len` elements, entered under `kind` until it is dropped.
     ///
     /// # Errors
-    /// [`OpsError::OutOfMemory`] when the limit or the system refuses.
+    /// [`OpsError::OutOfMemory`] when the limit or the system refuses; [`OpsError::OutOfHostMemory`] beside a GPU.
     pub fn buffer<T: bytemuck::Zeroable>(
         &self,
         kind: MemoryKind,
@@ -203,6 +217,13 @@ impl Ledger {
 
     /// The error for `bytes` that cannot be allocated.
     pub fn refusal(&self, kind: MemoryKind, bytes: u64) -> OpsError {
+        if self.counters.is_beside_gpu {
+            return OpsError::OutOfHostMemory {
+                purpose: kind.name(),
+                needed_bytes: bytes,
+                used_bytes: self.used_bytes(),
+            };
+        }
         let limit = self.room_bytes(self.limit());
         OpsError::OutOfMemory {
             purpose: kind.name(),
@@ -467,6 +488,19 @@ mod tests {
         assert_eq!(
             error.to_string(),
             "cannot allocate 4503599627370496 bytes for activations; 0 are in use"
+        );
+    }
+
+    #[test]
+    fn beside_a_gpu_the_host_has_refused() {
+        let ledger = Ledger::beside_gpu();
+        let _held = ledger.buffer::<u8>(MemoryKind::Scratch, 3).unwrap();
+        let error = ledger
+            .buffer::<f32>(MemoryKind::Activations, 1 << 50)
+            .unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "cannot allocate 4503599627370496 bytes of host memory for activations; 3 are in use beside the GPU"
         );
     }
 

@@ -40,6 +40,7 @@ use sluice_weights::{QueryScale, Rope, RopePairs, Weight};
 
 use self::{
     activation::ActivationPool,
+    common_memory::HostMemory,
     cpu::{CpuBackend, Product},
     gpu::GpuBackend,
 };
@@ -81,6 +82,8 @@ pub struct Ops {
     routing_log: Option<RoutingLog>,
     /// The CPU's operations beside a GPU, once they were asked for.
     host: OnceLock<Box<Ops>>,
+    /// What they take.
+    host_memory: HostMemory,
 }
 
 /// The device that the operations run on.
@@ -128,10 +131,13 @@ impl Ops {
     /// When memory cannot be allocated.
     pub fn beside(device: Device, ledger: Ledger, common: &CommonMemory) -> Result<Self, OpsError> {
         let Some(scratch) = &common.scratch else {
-            return Self::new(device, ledger);
+            return Ok(Self {
+                host_memory: common.beside_gpu.clone(),
+                ..Self::new(device, ledger)?
+            });
         };
         let entry = ledger.reserve_common(MemoryKind::Scratch, scratch.bytes())?;
-        let cpu = CpuBackend::sharing(device.clone(), Arc::clone(scratch), entry);
+        let cpu = CpuBackend::with(device.clone(), Arc::clone(scratch), Some(entry));
         Ok(Self::with(device, ledger, Backend::Cpu(cpu)))
     }
 
@@ -143,6 +149,7 @@ impl Ops {
             backend,
             routing_log: None,
             host: OnceLock::new(),
+            host_memory: HostMemory::new(),
         }
     }
 

@@ -375,6 +375,14 @@ fn ops(error: &OpsError) -> ErrorRow {
                 ),
             }
         }
+        OpsError::OutOfHostMemory {
+            needed_bytes,
+            used_bytes,
+            ..
+        } => ErrorRow::new(Code::ResourceExhausted, "OUT_OF_MEMORY")
+            .figure("needed_bytes", needed_bytes)
+            .figure("used_bytes", used_bytes)
+            .hint("stop other programs that take main memory, or switch to --cpu-experts off"),
         OpsError::NoGpu(unavailable) => {
             ErrorRow::new(Code::FailedPrecondition, "NO_GPU").hint(unavailable.hint())
         }

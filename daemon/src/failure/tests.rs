@@ -29,6 +29,7 @@ fn name(failure: &Failure) -> &'static str {
         F::Engine(E::NoModel) => "no model",
         F::Engine(E::ModelReplaced) => "model replaced",
         F::Engine(E::Ops(OpsError::OutOfMemory { .. })) => "out of memory",
+        F::Engine(E::Ops(OpsError::OutOfHostMemory { .. })) => "out of host memory",
         F::Engine(E::Ops(OpsError::NoGpu(_))) => "no card",
         F::Engine(E::HeadDim { .. }) => "head size",
         F::Engine(E::PriorNotFinite) => "prior not finite",
@@ -237,6 +238,14 @@ async fn all() -> Vec<(Failure, Code)> {
                 used_bytes: 1,
                 limit_bytes: Some(2),
                 free_bytes: None,
+            })),
+            ResourceExhausted,
+        ),
+        (
+            engine(EngineError::Ops(OpsError::OutOfHostMemory {
+                purpose: "activations",
+                needed_bytes: 2,
+                used_bytes: 1,
             })),
             ResourceExhausted,
         ),

@@ -100,7 +100,10 @@ fn loaded_model(
 /// Bytes that the engine holds of this process's memory.
 fn held_here(daemon: &Daemon, memory: &ledger::LedgerReport) -> u64 {
     match daemon.engine.device().is_gpu() {
-        true => daemon.engine.pinned_bytes_of_all(),
+        true => {
+            let by_cpu = daemon.engine.ledger_beside_gpu().used_bytes();
+            daemon.engine.pinned_bytes_of_all() + by_cpu
+        }
         false => memory.used_bytes,
     }
 }
