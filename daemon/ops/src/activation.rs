@@ -146,6 +146,11 @@ impl ActivationPool {
         Ok(())
     }
 
+    /// Whether it has an arena.
+    pub(super) fn has_reserved(&self) -> bool {
+        self.arena().is_some()
+    }
+
     /// A matrix with uninitialized contents: elements are whatever the arena held before.
     pub(super) fn take(
         &self,

@@ -185,6 +185,12 @@ impl Ops {
         self.pool.reserve(bytes as usize)
     }
 
+    /// Whether memory for activations is reserved.
+    #[must_use]
+    pub fn has_reserved(&self) -> bool {
+        self.pool.has_reserved()
+    }
+
     /// A matrix like those of [`Ops::rms_norm`] that outlives the passes of a request, with memory of its own.
     ///
     /// # Errors

@@ -6,8 +6,10 @@
 
 use std::ops::Range;
 
+use sluice_weights::Shape;
+
 use super::{
-    Plan, PlanInput,
+    Machine, Plan, PlanInput,
     experts::ExpertSplit,
     time::{PinnedBudget, TimingInput, host_s, predict},
 };
@@ -19,6 +21,17 @@ const GAIN_MIN: f64 = 0.05;
 const ROWS_MAX: usize = 4096;
 
 impl Plan {
+    /// The same plan, with which the GPU computes all experts.
+    #[must_use]
+    pub fn without_cpu_experts(&self, shape: &Shape, machine: &Machine) -> Self {
+        let mut plan = Self {
+            cpu_experts: None,
+            ..self.clone()
+        };
+        plan.pass = plan.time(shape, &plan.workload, machine);
+        plan
+    }
+
     /// Which experts the CPU had better compute, if that makes a usual pass shorter; `None` where it does not, or where not all
     /// experts stay in host memory.
     pub(super) fn faster_on_cpu(&self, input: &PlanInput<'_>) -> Option<ExpertSplit> {

@@ -123,6 +123,15 @@ impl CurrentModel {
         }
     }
 
+    /// Has the GPU compute all experts under the plan in force; returns whether the CPU has computed some.
+    pub(super) fn leave_experts_to_gpu(&mut self) -> bool {
+        let was_asked = self.weights.has_cpu_experts();
+        self.weights.set_cpu_experts(None);
+        let (shape, machine) = (&self.planner.config.shape, &self.planner.machine);
+        self.plan = Arc::new(self.plan.without_cpu_experts(shape, machine));
+        was_asked
+    }
+
     /// The workload that plans are made for: the usual canvas, and the running requests.
     pub(super) fn workload(&self) -> Workload {
         let usual = usual_workload(&self.planner.config.shape);

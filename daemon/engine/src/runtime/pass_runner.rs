@@ -253,13 +253,25 @@ impl<'a> PassRunner<'a> {
     fn reserve(&mut self) -> Result<(), EngineError> {
         let current = self.worker.current_mut()?;
         current.weights.ensure_stream()?;
-        let working = current.working(&self.workload)?;
-        let computes_experts = current.weights.has_cpu_experts();
-        let ops = &self.worker.ops;
-        if computes_experts {
-            ops.host()?.reserve(working.host.activation_bytes)?;
+        let bytes = current.working(&self.workload)?.activation_bytes;
+        // What is reserved beside a GPU, too: it was for other requests.
+        self.worker.ops.release();
+        self.worker.ops.reserve(bytes)?;
+        self.reserve_beside_gpu()
+    }
+
+    /// Reserves memory for the experts that the CPU computes beside a GPU, if it computes any and nothing is reserved yet.
+    fn reserve_beside_gpu(&mut self) -> Result<(), EngineError> {
+        let current = self.worker.current_mut()?;
+        if !current.weights.has_cpu_experts() {
+            return Ok(());
         }
-        Ok(ops.reserve(working.activation_bytes)?)
+        let bytes = current.working(&self.workload)?.host.activation_bytes;
+        let host = self.worker.ops.host()?;
+        match host.has_reserved() {
+            true => Ok(()),
+            false => Ok(host.reserve(bytes)?),
+        }
     }
 
     /// Runs a pass that so many requests share, again while memory ran short and something could give way.
@@ -279,15 +291,23 @@ impl<'a> PassRunner<'a> {
         self.worker.ops.start_phase_times();
         loop {
             self.worker.shared.heartbeat.begin(Activity::Passes);
+            // A plan may have come into force by which the CPU computes experts.
+            let reserved = self.reserve_beside_gpu();
             let begun = Instant::now();
             let Worker { current, ops, .. } = &mut *self.worker;
             let current = current.as_ref().ok_or(EngineError::NoModel)?;
             // Conversions beside the pass give way from here on.
             let computing = ops.device().compute();
-            let done = pass(ops, current).map_err(|failed| as_refusal(failed, ops.ledger()));
+            let done = (reserved.map_err(Interrupt::from))
+                .and_then(|()| pass(ops, current))
+                .map_err(|failed| as_refusal(failed, ops.ledger()));
             drop(computing);
             match done {
-                Err(Interrupt::Failed(error @ EngineError::Ops(OpsError::OutOfMemory { .. }))) => {
+                Err(Interrupt::Failed(
+                    error @ EngineError::Ops(
+                        OpsError::OutOfMemory { .. } | OpsError::OutOfHostMemory { .. },
+                    ),
+                )) => {
                     // Made room or failed: the pass is repeated from its first layer, since it has committed nothing.
                     let made_room = self.free_memory(error);
                     if made_room.is_err() && self.cancel.load(Ordering::Relaxed) {

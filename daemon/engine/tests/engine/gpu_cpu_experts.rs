@@ -1,10 +1,12 @@
 //! Experts that the CPU computes beside a GPU, on the stand-in.
 
+use std::sync::{Arc, mpsc};
+
 use sluice_checkpoint::{Checkpoint, Source};
 use sluice_engine::{
     Engine, EngineError, EngineOptions, Generate, ModelId, Outcome, PlanOptions, Work,
     check::{fixture_forwards, fixture_logits, streamed},
-    event::GenerationResult,
+    event::{Event, GenerationResult},
     model::dry_run::DryRun,
 };
 use sluice_formats::{DType, Format};
@@ -127,7 +129,7 @@ fn host_memory_is_what_was_planned() {
 
 /// A model whose experts have no room on the GPU, behind a bus that is slower than any memory.
 struct Served {
-    engine: Engine,
+    engine: Arc<Engine>,
     model: ModelId,
     budget_bytes: u64,
 }
@@ -160,13 +162,23 @@ impl Served {
         let budget_bytes = least_bytes + (64 << 10);
         apply(&engine, options(budget_bytes)).unwrap();
         Self {
-            engine,
+            engine: Arc::new(engine),
             model,
             budget_bytes,
         }
     }
 
     fn generate(&self, seed: u64, prompt: u32) -> GenerationResult {
+        self.generate_with(seed, prompt, |_| ())
+    }
+
+    /// The same, with a look at each event.
+    fn generate_with(
+        &self,
+        seed: u64,
+        prompt: u32,
+        mut look: impl FnMut(&Event) + Send + 'static,
+    ) -> GenerationResult {
         let request = Generate {
             steps: 4,
             temperature: 1.0,
@@ -174,10 +186,34 @@ impl Served {
             eos: EosPolicy::Suppress,
             ..Generate::greedy(self.model, (prompt..prompt + 20).collect(), 8)
         };
-        match self.engine.run(Work::Generate(request)).unwrap() {
+        let (send, finished) = mpsc::channel();
+        let sink = Box::new(move |event| {
+            look(&event);
+            if let Event::Finished(result) = event {
+                send.send(result).unwrap();
+            }
+        });
+        let work = Work::Generate(request);
+        self.engine.submit(Default::default(), work, sink).unwrap();
+        match finished.recv().unwrap().unwrap() {
             Outcome::Generated(generated) => generated,
             other => panic!("asked to generate: {other:?}"),
         }
+    }
+
+    /// Bytes of host memory in which the CPU computes, now and at most.
+    fn host_bytes(&self) -> (u64, u64) {
+        let report = self.engine.ledger_beside_gpu().report();
+        let activations = report.kinds[MemoryKind::Activations as usize];
+        (activations.bytes, activations.peak_bytes)
+    }
+}
+
+/// Whether the CPU computes experts, from the next plan on.
+fn cpu_experts(value: CpuExperts) -> PlanOptions {
+    PlanOptions {
+        cpu_experts: Some(value),
+        ..PlanOptions::default()
     }
 }
 
@@ -226,11 +262,7 @@ fn the_same_seed_gives_the_same_text_whatever_came_before() {
         assert!(passes.peak_bytes <= served.budget_bytes);
 
         // From now on the GPU computes them all.
-        let off = PlanOptions {
-            cpu_experts: Some(CpuExperts::Off),
-            ..PlanOptions::default()
-        };
-        apply(&served.engine, off).unwrap();
+        apply(&served.engine, cpu_experts(CpuExperts::Off)).unwrap();
         assert!(served.generate(1, 1).is_lossless);
         let later = served.engine.in_force().unwrap().passes;
         let by_cpu = passes.experts.computed_by_cpu;
@@ -251,5 +283,67 @@ fn the_gpu_computes_all_experts_unless_it_is_told_otherwise() {
             counts.missed > 0 && counts.computed_by_cpu == 0,
             "{counts:?}"
         );
+    });
+}
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn a_plan_that_comes_into_force_during_a_request_has_its_host_memory() {
+    let name = "a_plan_that_comes_into_force_during_a_request_has_its_host_memory";
+    apart::run(name, &[], || {
+        let served = Served::new(CpuExperts::Off);
+        assert_eq!(served.host_bytes(), (0, 0));
+        let engine = Arc::clone(&served.engine);
+        let during = served.generate_with(1, 1, move |event| {
+            if matches!(event, Event::Pass(pass) if pass.passes == 1) {
+                engine.apply(cpu_experts(CpuExperts::Auto), Box::new(drop));
+            }
+        });
+        assert!(!during.is_lossless);
+        let passes = served.engine.in_force().unwrap().passes;
+        assert!(passes.experts.computed_by_cpu > 0);
+        // As much as for a request that finds the plan in force, and nothing beside.
+        let of_first = served.host_bytes();
+        assert!(of_first.1 > 0);
+        served.generate(1, 1);
+        assert_eq!(served.host_bytes(), of_first);
+        assert_eq!(of_first.0, 0);
+    });
+}
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn without_host_memory_the_gpu_computes_all_experts() {
+    let name = "without_host_memory_the_gpu_computes_all_experts";
+    apart::run(name, &[], || {
+        let served = Served::new(CpuExperts::Off);
+        let on_gpu = served.generate(1, 1);
+        let mut refused = 0;
+        for which in 1.. {
+            apply(&served.engine, cpu_experts(CpuExperts::Auto)).unwrap();
+            assert!(served.engine.in_force().unwrap().plan.cpu_experts.is_some());
+            served.engine.ledger_beside_gpu().fail_at(which);
+            let (send, notices) = mpsc::channel();
+            let generated = served.generate_with(1, 1, move |event| {
+                if let Event::Notice(notice) = event {
+                    send.send(notice.clone()).unwrap();
+                }
+            });
+            let has_failed = served.engine.ledger_beside_gpu().has_failed();
+            served.engine.ledger_beside_gpu().fail_at(0);
+            if !has_failed {
+                assert!(!generated.is_lossless);
+                break;
+            }
+            refused += 1;
+            let told = "host memory is short: the GPU computes all experts";
+            assert_eq!(notices.iter().collect::<Vec<_>>(), [told]);
+            assert_eq!(generated.tokens, on_gpu.tokens);
+            assert!(generated.is_lossless);
+            let plan = served.engine.in_force().unwrap().plan;
+            assert_eq!((plan.cpu_experts, plan.cpu_expert_bytes()), (None, 0));
+        }
+        // Scratch memory of two threads and of both, and the activations.
+        assert_eq!(refused, 4);
     });
 }

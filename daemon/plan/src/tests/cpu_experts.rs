@@ -120,6 +120,12 @@ fn a_bus_slower_than_memory_has_the_cpu_compute_some() {
             "{model} {level} {rows} {bus}"
         );
         assert_eq!(off.cpu_experts, None);
+        let shape = PublishedShape::find(model).unwrap().shape();
+        let machine = Machine {
+            rates: Some(rates(bus, memory)),
+            ..gpu_machine(u64::MAX, u64::MAX)
+        };
+        assert_eq!(plan.without_cpu_experts(shape, &machine), off);
         assert_eq!(plan.groups, off.groups);
         let [with, without] = [&plan, &off].map(|plan| plan.expert_figures().unwrap());
         assert_eq!(with.touched, without.touched);
@@ -135,11 +141,6 @@ fn a_bus_slower_than_memory_has_the_cpu_compute_some() {
                         cpu_experts: Some(ExpertSplit { on_gpu, ..split }),
                         ..plan.clone()
                     };
-                    let machine = Machine {
-                        rates: Some(rates(bus, memory)),
-                        ..gpu_machine(u64::MAX, u64::MAX)
-                    };
-                    let shape = PublishedShape::find(model).unwrap().shape();
                     let other = other.time(shape, &plan.workload, &machine).unwrap();
                     assert!(other.total_s() >= seconds(&plan), "{on_gpu}");
                 }

@@ -81,8 +81,12 @@ impl PassRunner<'_> {
     /// Gives way by one step: first the prefix cache, then fewer rows at once, then more streamed weights. Fails with
     /// what was refused when nothing is left.
     fn free_memory_for(&mut self, refused: EngineError) -> Result<(), EngineError> {
-        let EngineError::Ops(OpsError::OutOfMemory { needed_bytes, .. }) = refused else {
-            return Err(refused);
+        let needed_bytes = match refused {
+            EngineError::Ops(OpsError::OutOfMemory { needed_bytes, .. }) => needed_bytes,
+            EngineError::Ops(OpsError::OutOfHostMemory { .. }) => {
+                return self.leave_experts_to_gpu(refused);
+            }
+            refused => return Err(refused),
         };
         // Activations of the failed pass are gone, and their arena is allocated anew after each step.
         self.worker.ops.release();
@@ -105,6 +109,17 @@ impl PassRunner<'_> {
             // The refused allocation's figures are more useful than those of a plan that nobody asked for.
             None => Err(refused),
         }
+    }
+
+    /// Has the GPU compute all experts, where the CPU computes some and was refused host memory for it.
+    fn leave_experts_to_gpu(&mut self, refused: EngineError) -> Result<(), EngineError> {
+        self.worker.ops.release();
+        if !self.worker.current_mut()?.leave_experts_to_gpu() {
+            return Err(refused);
+        }
+        self.notices
+            .push("host memory is short: the GPU computes all experts".to_owned());
+        Ok(())
     }
 
     /// Gives way without another plan; returns whether anything could.
