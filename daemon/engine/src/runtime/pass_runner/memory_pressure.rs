@@ -6,7 +6,11 @@ use sluice_cuda::CudaError;
 use sluice_machine::MemoryKind;
 use sluice_ops::{OpsError, ledger::Ledger};
 use sluice_plan::{MLP_ROWS, Plan, PlanError};
-use sluice_shared::{level::Level, options::ResolvedPlanSettings, units};
+use sluice_shared::{
+    level::{CpuExperts, Level},
+    options::ResolvedPlanSettings,
+    units,
+};
 
 use super::{MLP_ROWS_MIN, PassRunner};
 use crate::{
@@ -40,8 +44,8 @@ impl PassRunner<'_> {
         Ok(())
     }
 
-    /// A plan with room for the requests: with fewer rows at once where needed, and where not even streaming helps at
-    /// `off`, at `standard`, which gives the same results.
+    /// A plan with room for the requests: with fewer rows at once where needed, and at `off` by streaming, which gives the
+    /// same results.
     pub(super) fn plan_within(
         &mut self,
         choices: ResolvedPlanSettings,
@@ -51,10 +55,7 @@ impl PassRunner<'_> {
         let workload = current.plan.workload.widest(&self.workload);
         let mut refused = None;
         for rows in mlp_rows_from(current.mlp_rows) {
-            // `off` does not stream; `standard` computes the same bits and does.
-            for level in [choices.level, Level::Standard] {
-                let is_same = level == Level::Standard;
-                let choices = ResolvedPlanSettings { level, ..choices };
+            for choices in with_streaming(choices) {
                 let planned = current.plan_with(choices, budget, workload, rows);
                 match planned {
                     Ok(plan) => {
@@ -69,9 +70,6 @@ impl PassRunner<'_> {
                         refused.get_or_insert(error);
                     }
                     Err(error) => return Err(error),
-                }
-                if is_same || level != Level::Off {
-                    break;
                 }
             }
         }
@@ -236,12 +234,25 @@ pub(super) fn as_refusal(failed: Interrupt, ledger: &Ledger) -> Interrupt {
     }
 }
 
+/// What was asked for, and for `off`, which does not stream, what streams and computes the same bits.
+fn with_streaming(asked: ResolvedPlanSettings) -> impl Iterator<Item = ResolvedPlanSettings> {
+    let mut streaming = ResolvedPlanSettings {
+        level: Level::Standard,
+        ..asked
+    };
+    // The CPU's sums are not the GPU's.
+    streaming.settings.cpu_experts = CpuExperts::Off;
+    iter::once(asked).chain((asked.level == Level::Off).then_some(streaming))
+}
+
 fn fewer_rows(rows: usize) -> String {
     format!("GPU memory is short: the MLP processes {rows} rows at a time")
 }
 
 #[cfg(test)]
 mod tests {
+    use sluice_shared::options::{PlanOptions, PlanSettings};
+
     use super::*;
 
     #[test]
@@ -274,6 +285,25 @@ mod tests {
         ));
         let cancelled = as_refusal(Interrupt::Cancelled, &ledger);
         assert!(matches!(cancelled, Interrupt::Cancelled));
+    }
+
+    #[test]
+    fn only_off_is_streamed_otherwise_and_with_the_same_sums() {
+        let tried = |level| {
+            let asked: PlanSettings = PlanOptions {
+                level: Some(level),
+                cpu_experts: Some(CpuExperts::Auto),
+                ..PlanOptions::default()
+            }
+            .into();
+            let tried = with_streaming(asked.resolved());
+            let tried = tried.map(|choices| (choices.level, choices.settings.cpu_experts));
+            tried.collect::<Vec<_>>()
+        };
+        let (off, standard) = (Level::Off, Level::Standard);
+        let (auto, never) = (CpuExperts::Auto, CpuExperts::Off);
+        assert_eq!(tried(off), [(off, auto), (standard, never)]);
+        assert_eq!(tried(standard), [(standard, auto)]);
     }
 
     #[test]
