@@ -2,6 +2,8 @@
 
 use std::fmt::Display;
 
+use sluice_apart::WaitEnded;
+
 use super::limits::{
     GRAMMAR_CPU_SECONDS_MAX, GRAMMAR_MEMORY_BYTES_MAX, PARSE_CPU_SECONDS_MAX,
     PARSE_MEMORY_BYTES_MAX, SESSION_CPU_SECONDS_MAX, SESSION_MEMORY_BYTES_MAX,
@@ -122,6 +124,21 @@ impl LimitReached {
         Self::Wait,
         Self::Gone,
     ];
+}
+
+impl From<WaitEnded> for LimitReached {
+    fn from(ended: WaitEnded) -> Self {
+        match ended {
+            WaitEnded::TimeUp => Self::Wait,
+            WaitEnded::Gone => Self::Gone,
+        }
+    }
+}
+
+impl From<WaitEnded> for TokenizerError {
+    fn from(ended: WaitEnded) -> Self {
+        LimitReached::from(ended).into()
+    }
 }
 
 impl TokenizerError {

@@ -19,7 +19,6 @@ mod expression_size;
 pub mod grammar;
 mod grammar_session;
 pub mod limits;
-mod patience;
 mod pieces;
 pub mod process;
 mod vocabulary;
@@ -32,8 +31,8 @@ pub use conversation::{Conversation, ConversationMessage};
 pub use error::{LimitReached, TokenizerError};
 use grammar::{AllowedTokens, Grammar};
 pub use grammar_session::GrammarSession;
-pub use patience::Patience;
 use process::{TextProcess, client::ProcessSession, message::SessionKind};
+pub use sluice_apart::Patience;
 use vocabulary::Vocabulary;
 
 /// The files that a tokenizer is built from.

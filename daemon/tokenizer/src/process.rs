@@ -5,7 +5,6 @@
 //! given back, and none harms another. Sessions come as descriptors over the socket that is the process's standard input.
 
 pub(crate) mod client;
-mod frame;
 pub(crate) mod message;
 mod serve;
 

@@ -1,31 +1,19 @@
 //! The side that asks: starting the process, sessions with it, and starting it again where it is gone.
 
 use std::{
-    ffi::OsStr,
-    io::{self, IoSlice, Read, Write},
+    io::{self, IoSlice},
     mem::MaybeUninit,
-    os::{
-        fd::{AsFd, OwnedFd},
-        unix::{
-            ffi::OsStrExt,
-            net::UnixStream,
-            process::{CommandExt, ExitStatusExt},
-        },
-    },
+    os::{fd::AsFd, unix::net::UnixStream},
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     thread,
-    time::Duration,
 };
 
-use rustix::{
-    net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg},
-    process::Signal,
-};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use sluice_apart::{How, Patience, Patient, Process, WaitEnded, is_gone};
 
 use super::{
     ARGUMENT, NAME,
@@ -35,7 +23,7 @@ use super::{
     },
 };
 use crate::{
-    Patience, TokenizerFiles,
+    TokenizerFiles,
     coder::IdWithOffsets,
     conversation::Conversation,
     error::{LimitReached, TokenizerError},
@@ -44,13 +32,10 @@ use crate::{
     vocabulary::Vocabulary,
 };
 
-/// How often a wait looks whether anybody still waits.
-const LOOK_INTERVAL: Duration = Duration::from_millis(20);
-
 /// A tokenizer's process.
-pub struct TextProcess(Arc<Process>);
+pub struct TextProcess(Arc<Shared>);
 
-struct Process {
+struct Shared {
     program: PathBuf,
     files: OwnedFiles,
     state: Mutex<ProcessState>,
@@ -61,7 +46,7 @@ struct Process {
 }
 
 enum ProcessState {
-    Running(Running),
+    Running(Process),
     /// Another is being started in the place of one that is gone.
     Starting,
     /// That failed. Those who wait for it hear why, and the next who comes tries again.
@@ -75,21 +60,15 @@ struct OwnedFiles {
     template: Option<Vec<u8>>,
 }
 
-/// A process and the socket that sessions are sent over.
-struct Running {
-    child: Child,
-    control: UnixStream,
-}
-
 impl TextProcess {
     pub(crate) fn start(
         program: &Path,
         files: &TokenizerFiles<'_>,
         patience: &Patience,
     ) -> Result<(Self, Vocabulary), TokenizerError> {
-        let (running, vocabulary) = Running::start(program, files, patience)?;
+        let (running, vocabulary) = start(program, files, patience)?;
         let own = |file: Option<&[u8]>| file.map(<[u8]>::to_vec);
-        let process = Process {
+        let process = Shared {
             program: program.to_owned(),
             files: OwnedFiles {
                 tokenizer: files.tokenizer.to_vec(),
@@ -114,7 +93,7 @@ impl TextProcess {
         loop {
             patience.left()?;
             match &*state {
-                ProcessState::Running(running) => match running.session(kind) {
+                ProcessState::Running(running) => match session(running, kind) {
                     Ok(stream) => {
                         let patience = patience.clone();
                         return Ok(ProcessSession(Patient { stream, patience }));
@@ -128,7 +107,7 @@ impl TextProcess {
                 ProcessState::Starting => {}
             }
             // A caller who leaves tells nobody, so it looks now and then.
-            let waited = self.0.started.wait_timeout(state, LOOK_INTERVAL);
+            let waited = self.0.started.wait_timeout(state, Patient::LOOK_INTERVAL);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
             has_waited = true;
         }
@@ -140,7 +119,7 @@ impl TextProcess {
         let start = move || {
             let wait = Patience::new(PARSE_WAIT_MAX, process.is_dropped.clone());
             let files = process.files.borrow();
-            let started = Running::start(&process.program, &files, &wait);
+            let started = start(&process.program, &files, &wait);
             *process.lock() = match started {
                 Ok((running, _)) => ProcessState::Running(running),
                 Err(error) => ProcessState::Failed(error),
@@ -163,7 +142,7 @@ impl Drop for TextProcess {
     }
 }
 
-impl Process {
+impl Shared {
     fn lock(&self) -> MutexGuard<'_, ProcessState> {
         // Each change is one step, so a panic leaves nothing half-done.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -180,76 +159,46 @@ impl OwnedFiles {
     }
 }
 
-impl Running {
-    fn start(
-        program: &Path,
-        files: &TokenizerFiles<'_>,
-        patience: &Patience,
-    ) -> Result<(Self, Vocabulary), TokenizerError> {
-        let (control, theirs) = patient_pair().map_err(process_error)?;
-        let child = Command::new(program)
-            .arg0(OsStr::from_bytes(NAME.to_bytes()))
-            .arg(ARGUMENT)
-            // A group of its own: Ctrl-C is for the program that started it, which may still finish requests.
-            .process_group(0)
-            .env_clear()
-            .current_dir("/")
-            .stdin(Stdio::from(OwnedFd::from(theirs)))
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .map_err(process_error)?;
-        let mut running = Self { child, control };
-        let stream = running.control.try_clone().map_err(process_error)?;
-        let mut patient = Patient {
-            stream,
-            patience: patience.clone(),
-        };
-        let parsed =
-            send_files(files, &mut patient).and_then(|()| receive_vocabulary(&mut patient));
-        match parsed {
-            Ok(vocabulary) => Ok((running, vocabulary?)),
-            Err(error) if is_gone(&error) => Err(running.how_it_ended()),
-            Err(error) => Err(told(error)),
-        }
-    }
-
-    /// Sends the process one end of a new pair of sockets.
-    fn session(&self, kind: SessionKind) -> io::Result<UnixStream> {
-        let (ours, theirs) = patient_pair()?;
-        let descriptors = [theirs.as_fd()];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        // The buffer was made for it.
-        ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
-        sendmsg(
-            &self.control,
-            &[IoSlice::new(&[kind as u8])],
-            &mut ancillary,
-            SendFlags::NOSIGNAL,
-        )?;
-        Ok(ours)
-    }
-
-    /// Why the process ended while it parsed the files.
-    fn how_it_ended(&mut self) -> TokenizerError {
-        // It closed its end of the socket, or was killed, so this doesn't take long.
-        match self.child.wait().map(|status| status.signal()) {
-            Ok(Some(signal)) if signal == Signal::XCPU.as_raw() => LimitReached::ParseCpu.into(),
-            Ok(Some(signal)) if signal != Signal::KILL.as_raw() => LimitReached::ParseMemory.into(),
-            ended => TokenizerError::process(format_args!(
+/// Starts a process, and has it parse the files.
+fn start(
+    program: &Path,
+    files: &TokenizerFiles<'_>,
+    patience: &Patience,
+) -> Result<(Process, Vocabulary), TokenizerError> {
+    let mut process = Process::start(program, NAME, ARGUMENT).map_err(process_error)?;
+    let mut patient = Patient {
+        stream: process.control.try_clone().map_err(process_error)?,
+        patience: patience.clone(),
+    };
+    let parsed = send_files(files, &mut patient).and_then(|()| receive_vocabulary(&mut patient));
+    match parsed {
+        Ok(vocabulary) => Ok((process, vocabulary?)),
+        Err(error) if is_gone(&error) => Err(match process.how_it_ended() {
+            How::Cpu => LimitReached::ParseCpu.into(),
+            How::Memory => LimitReached::ParseMemory.into(),
+            How::Otherwise(ended) => TokenizerError::process(format_args!(
                 "it ended before it had parsed the files ({ended:?})"
             )),
-        }
+        }),
+        Err(error) => Err(told(error)),
     }
 }
 
-impl Drop for Running {
-    fn drop(&mut self) {
-        // It may have ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// Sends a process one end of a new pair of sockets.
+fn session(process: &Process, kind: SessionKind) -> io::Result<UnixStream> {
+    let (ours, theirs) = Patient::pair()?;
+    let descriptors = [theirs.as_fd()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    // The buffer was made for it.
+    ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
+    sendmsg(
+        &process.control,
+        &[IoSlice::new(&[kind as u8])],
+        &mut ancillary,
+        SendFlags::NOSIGNAL,
+    )?;
+    Ok(ours)
 }
 
 /// A session: questions, and the answers of a worker of its own.
@@ -302,67 +251,9 @@ impl ProcessSession {
     }
 }
 
-/// A stream whose reads and writes wait as long as somebody waits for them.
-struct Patient {
-    stream: UnixStream,
-    patience: Patience,
-}
-
-/// Both ends of a pair of sockets; reads and writes of the first return now and then.
-fn patient_pair() -> io::Result<(UnixStream, UnixStream)> {
-    let (ours, theirs) = UnixStream::pair()?;
-    ours.set_read_timeout(Some(LOOK_INTERVAL))?;
-    ours.set_write_timeout(Some(LOOK_INTERVAL))?;
-    Ok((ours, theirs))
-}
-
-impl Patient {
-    fn retry<T>(
-        &mut self,
-        mut transfer: impl FnMut(&mut UnixStream) -> io::Result<T>,
-    ) -> io::Result<T> {
-        loop {
-            self.patience.left().map_err(io::Error::other)?;
-            match transfer(&mut self.stream) {
-                Err(error)
-                    if matches!(
-                        error.kind(),
-                        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
-                    ) => {}
-                done => return done,
-            }
-        }
-    }
-}
-
-impl Read for &mut Patient {
-    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        self.retry(|stream| stream.read(bytes))
-    }
-}
-
-impl Write for &mut Patient {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.retry(|stream| stream.write(bytes))
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-/// Whether the other end is closed.
-fn is_gone(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset
-    )
-}
-
 fn told(error: io::Error) -> TokenizerError {
-    let inner = error.get_ref();
-    match inner.and_then(|inner| inner.downcast_ref::<LimitReached>()) {
-        Some(&limit) => limit.into(),
+    match WaitEnded::of(&error) {
+        Some(ended) => ended.into(),
         None => process_error(error),
     }
 }

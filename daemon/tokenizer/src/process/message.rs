@@ -5,7 +5,8 @@ use std::{
     io::{self, Read, Write},
 };
 
-use super::frame::{Frame, Reading, receive};
+use sluice_apart::frame::{Frame, Reading, receive};
+
 use crate::{
     TokenizerFiles,
     chat::{SOURCES, TemplateUses},

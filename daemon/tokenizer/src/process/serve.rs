@@ -2,7 +2,6 @@
 
 use std::{
     convert::Infallible,
-    fs,
     io::{self, IoSliceMut},
     mem::MaybeUninit,
     os::{fd::AsFd, unix::net::UnixStream},
@@ -13,11 +12,12 @@ use rustix::{
     io::retry_on_intr,
     net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg},
     process::{
-        Pid, PidfdFlags, Resource, Rlimit, Signal, WaitId, WaitIdOptions, WaitOptions,
-        kill_process, pidfd_open, setrlimit, wait, waitid,
+        Pid, PidfdFlags, Resource, Signal, WaitId, WaitIdOptions, WaitOptions, kill_process,
+        pidfd_open, wait, waitid,
     },
     time::{ClockId, clock_gettime},
 };
+use sluice_apart::{Bounds, begin, limit, limit_memory};
 
 use super::{
     NAME,
@@ -46,19 +46,12 @@ const DESCRIPTORS_MAX: u64 = 32;
 /// # Errors
 /// When the system refuses a call, or the other end speaks out of turn.
 pub fn serve() -> io::Result<()> {
-    let control = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
-    close_others(&control);
-    // For lists of processes; without a name of its own nothing is worse.
-    let _ = rustix::thread::set_name(NAME);
-    for (resource, most) in [
-        (Resource::Core, 0),
-        (Resource::Fsize, 0),
-        (Resource::Nofile, DESCRIPTORS_MAX),
-        (Resource::Cpu, PARSE_CPU_SECONDS_MAX),
-    ] {
-        limit(resource, Some(most))?;
-    }
-    limit_memory(PARSE_MEMORY_BYTES_MAX)?;
+    let bounds = Bounds {
+        memory_bytes: PARSE_MEMORY_BYTES_MAX,
+        cpu_seconds: PARSE_CPU_SECONDS_MAX,
+        descriptors: DESCRIPTORS_MAX,
+    };
+    let control = begin(NAME, &bounds)?;
     let (coder, vocabulary) = match receive_files(&control, TextCoder::new)? {
         Ok(parsed) => parsed,
         Err(error) => return send_error(&error, &control),
@@ -85,34 +78,6 @@ pub fn serve() -> io::Result<()> {
         }
     }
     Ok(())
-}
-
-/// Closes what the program that started this one had open by oversight.
-fn close_others(control: &UnixStream) {
-    use std::os::fd::AsRawFd;
-    let first = control.as_raw_fd() + 1;
-    // SAFETY: nothing in this process uses a descriptor above its newest. An old kernel refuses the call, which is harmless.
-    unsafe {
-        libc::syscall(libc::SYS_close_range, first, libc::c_uint::MAX, 0);
-    }
-}
-
-fn limit(resource: Resource, most: Option<u64>) -> io::Result<()> {
-    // The hard limit stays: what is raised later was never a file's to raise.
-    let maximum = rustix::process::getrlimit(resource).maximum;
-    let current = match (most, maximum) {
-        (Some(most), Some(maximum)) => Some(most.min(maximum)),
-        (most, maximum) => most.or(maximum),
-    };
-    Ok(setrlimit(resource, Rlimit { current, maximum })?)
-}
-
-/// Limits the address space to what is in use and so many bytes more.
-fn limit_memory(more: u64) -> io::Result<()> {
-    let statm = fs::read_to_string("/proc/self/statm")?;
-    let pages: Option<u64> = statm.split(' ').next().and_then(|pages| pages.parse().ok());
-    let in_use = pages.ok_or(io::ErrorKind::InvalidData)? * rustix::param::page_size() as u64;
-    limit(Resource::As, Some(in_use + more))
 }
 
 /// The descriptor of the next session, and what it is for; `None` when nobody will ask for one.
