@@ -1,6 +1,6 @@
 //! The program `sluiced`: arguments in, exit code out; the library does the rest.
 
-use std::{env, process::ExitCode, sync::Arc};
+use std::{env, ffi::OsStr, io, process::ExitCode, sync::Arc};
 
 use clap::CommandFactory;
 use sluice_daemon::{
@@ -11,16 +11,12 @@ use sluice_daemon::{
     examine, lifecycle, logging, manual, planning, synth,
 };
 use sluice_shared::exit;
-use sluice_tokenizer::process;
 
 fn main() -> ExitCode {
     allocator::settle();
-    if env::args_os()
-        .nth(1)
-        .is_some_and(|argument| argument == process::ARGUMENT)
-    {
-        // Before anything starts a thread: it forks.
-        return match process::serve() {
+    if let Some(serve) = env::args_os().nth(1).as_deref().and_then(apart) {
+        // Before anything starts a thread: it may fork.
+        return match serve() {
             Ok(()) => ExitCode::from(exit::OK),
             Err(_) => ExitCode::from(exit::FAILURE),
         };
@@ -93,4 +89,16 @@ fn main() -> ExitCode {
     }
     let examiner = examine::Examiner::new(arguments.of_config(), config);
     ExitCode::from(lifecycle::run(examiner, arguments.background.is_none()))
+}
+
+/// What the program is when it has started itself again, for work on strangers' files.
+fn apart(argument: &OsStr) -> Option<fn() -> io::Result<()>> {
+    if argument == sluice_tokenizer::process::ARGUMENT {
+        return Some(sluice_tokenizer::process::serve);
+    }
+    #[cfg(feature = "documents")]
+    if argument == sluice_documents::process::ARGUMENT {
+        return Some(sluice_documents::process::serve);
+    }
+    None
 }

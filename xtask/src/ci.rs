@@ -176,10 +176,10 @@ fn features() -> io::Result<Outcome> {
         Outcome::Passed => {}
         other => return Ok(other),
     }
-    // One build for both: tests of the port, and those whose names have the other feature's.
+    // One build for both: tests of the port, and those whose names have another feature's.
     for which in [
         &["--test", "http"][..],
-        &["--lib", "--test", "daemon", "grammar"],
+        &["--lib", "--test", "daemon", "--", "grammar", "documents"],
     ] {
         let mut tests = cargo();
         tests.arg("test").args(TESTED).args(BUILT).args(which);

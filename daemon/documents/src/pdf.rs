@@ -24,6 +24,8 @@ use crate::{
 
 /// Bytes from the file's start among which its head begins: some have junk before it.
 const HEAD_BYTES: usize = 1024;
+/// The flag of annotations that nobody sees.
+const HIDDEN: u32 = 1 << 1;
 /// Graphics states that are kept at a time, and forms inside each other. Real pages have few of either.
 const STATES_MAX: usize = 512;
 const FORMS_MAX: usize = 16;
@@ -237,6 +239,9 @@ impl<'a> Reader<'_, 'a> {
             return;
         };
         for annotation in annotations.iter::<Dict<'a>>() {
+            if annotation.get::<u32>(b"F").unwrap_or(0) & HIDDEN != 0 {
+                continue;
+            }
             let shown = annotation.get::<Dict<'a>>(b"AP");
             let shown = shown.and_then(|shown| shown.get::<Stream<'a>>(b"N"));
             let place = annotation.get::<[f64; 4]>(b"Rect");

@@ -87,6 +87,24 @@ fn text_is_read_that_is_spaced_out_shown_twice_or_turned() {
 }
 
 #[test]
+fn what_stands_in_form_fields_is_read_and_what_is_hidden_is_not() {
+    let mut all = objects(&[plain("")]);
+    let note = |hidden, form| {
+        format!("<</Type/Annot/Rect[50 500 90 520]/F {hidden}/AP<</N {form} 0 R>>>>")
+    };
+    let page = String::from_utf8(all[3].clone()).unwrap();
+    let notes = note(4, 6) + &note(2, 7);
+    all[3] = page
+        .replace("/Contents", &format!("/Annots[{notes}]/Contents"))
+        .into_bytes();
+    for text in ["a field", "hidden"] {
+        all.push(stream("/Subtype/Form", shown(2, 2, text).as_bytes()));
+    }
+    let pages = read(&file(&all, "")).unwrap();
+    assert_eq!(pages[0].text, "a field");
+}
+
+#[test]
 fn files_that_are_no_readable_pdf_are_refused_with_the_reason() {
     let encrypted = file(
         &objects(&[plain(&shown(50, 700, "secret"))]),

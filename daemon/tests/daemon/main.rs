@@ -12,6 +12,8 @@ mod compressed_files;
 mod configuration;
 mod decoding;
 mod doctor;
+#[cfg(feature = "documents")]
+mod documents;
 mod embeddings;
 mod fairness;
 mod fidelity;

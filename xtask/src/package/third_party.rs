@@ -25,6 +25,13 @@ pub(super) fn notices() -> io::Result<String> {
         for text in texts_in(&folder)? {
             texts.entry(text).or_default().push(name.clone());
         }
+        // Of what a crate brings besides, as hayro-font does fonts.
+        let assets = folder.join("assets");
+        if assets.is_dir() {
+            for text in texts_in(&assets)? {
+                texts.entry(text).or_default().push(name.clone());
+            }
+        }
     }
     for (text, names) in texts {
         list += &format!(
