@@ -5,10 +5,18 @@ use std::{
     io::{self, Read, Seek, Write},
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
 };
 
 use sha2::{Digest, Sha256};
+#[cfg(feature = "documents")]
+use sluice_documents::{DocumentError, Pages};
+use sluice_retrieval::{Piece, Splitter, TextKind};
+#[cfg(feature = "documents")]
+use sluice_tokenizer::Patience;
 
 use super::MemoryError;
 
@@ -38,15 +46,23 @@ pub struct Content {
     pub digest: [u8; 32],
 }
 
-/// Why nothing is read of a source.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+/// Why no piece of a source could be had.
+#[derive(Debug, thiserror::Error)]
 pub enum Unreadable {
     /// It has a zero byte near its beginning.
-    #[error("is no text")]
+    #[error("it is no text")]
     Binary,
-    /// It is a PDF.
-    #[error("is a PDF, which this sluiced does not read")]
+    /// This daemon was built without the reader.
+    #[cfg(not(feature = "documents"))]
+    #[error("this sluiced was built without a reader of PDFs")]
     Pdf,
+    /// The PDF has no text for us.
+    #[cfg(feature = "documents")]
+    #[error(transparent)]
+    Document(#[from] DocumentError),
+    /// The file with its content failed.
+    #[error(transparent)]
+    File(#[from] io::Error),
 }
 
 impl ContentWriter {
@@ -113,23 +129,79 @@ impl ContentWriter {
 }
 
 impl Content {
-    /// The text.
+    /// Cuts it into pieces, by the name of its source, and gives each to `take` until that fails. A PDF's are headed by their page;
+    /// a process of its own reads it, until `gone`. `read` counts the bytes that were read of other files.
     ///
     /// # Errors
-    /// When it is none, or the file cannot be read.
-    pub fn text(mut self) -> io::Result<Result<File, Unreadable>> {
+    /// When it has no text for us, the file cannot be read, or `take` fails.
+    pub fn split(
+        mut self,
+        name: &str,
+        gone: &Arc<AtomicBool>,
+        read: &AtomicU64,
+        mut take: impl FnMut(Piece) -> io::Result<()>,
+    ) -> Result<(), Unreadable> {
         let mut head = Vec::with_capacity(HEAD_BYTES);
         (&self.file)
             .take(HEAD_BYTES as u64)
             .read_to_end(&mut head)?;
         self.file.rewind()?;
         if head.starts_with(b"%PDF-") {
-            return Ok(Err(Unreadable::Pdf));
+            self.split_pdf(gone, &mut take)?;
+            read.fetch_add(self.bytes, Ordering::Relaxed);
+            return Ok(());
         }
-        match head.contains(&0) {
-            true => Ok(Err(Unreadable::Binary)),
-            false => Ok(Ok(self.file)),
+        if head.contains(&0) {
+            return Err(Unreadable::Binary);
         }
+        let counted = Counted {
+            file: self.file,
+            read,
+        };
+        Ok(Splitter::new(TextKind::of_name(name)).split(counted, take)?)
+    }
+
+    #[cfg(feature = "documents")]
+    fn split_pdf(
+        &self,
+        gone: &Arc<AtomicBool>,
+        take: &mut impl FnMut(Piece) -> io::Result<()>,
+    ) -> Result<(), Unreadable> {
+        let patience = Patience::new(sluice_documents::limits::WAIT_MAX, gone.clone());
+        // The very program that runs, even if its file was replaced since.
+        let program = Path::new("/proc/self/exe");
+        for page in Pages::of_pdf(program, &self.file, &patience)? {
+            let page = page?;
+            let heading = format!("page {}", page.number);
+            Splitter::new(TextKind::Plain).split(page.text.as_bytes(), |piece| {
+                let heading = heading.clone();
+                take(Piece { heading, ..piece })
+            })?;
+        }
+        Ok(())
+    }
+
+    #[cfg(not(feature = "documents"))]
+    fn split_pdf(
+        &self,
+        _: &Arc<AtomicBool>,
+        _: &mut impl FnMut(Piece) -> io::Result<()>,
+    ) -> Result<(), Unreadable> {
+        Err(Unreadable::Pdf)
+    }
+}
+
+/// A file whose bytes are counted as they are read.
+struct Counted<'a> {
+    file: File,
+    read: &'a AtomicU64,
+}
+
+impl Read for Counted<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.file.read(buffer)?;
+        self.read.fetch_add(count as u64, Ordering::Relaxed);
+        Ok(count)
     }
 }
 

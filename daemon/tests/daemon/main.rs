@@ -36,6 +36,7 @@ mod peers;
 mod planning;
 mod plans;
 mod predictions;
+mod remembering;
 mod renewal;
 mod requests;
 mod roles;

@@ -25,12 +25,20 @@ use crate::support::{
 };
 
 /// Every call, and the least role that may make it.
-const CALLS: [(&str, Role); 28] = [
+const CALLS: [(&str, Role); 36] = [
     ("EmbeddingService/Embed", Role::Generate),
     ("GenerationService/Generate", Role::Generate),
     ("GenerationService/GenerateWithState", Role::Generate),
     ("GenerationService/WatchGeneration", Role::Generate),
     ("GenerationService/Score", Role::Generate),
+    ("MemoryService/ImportSources", Role::Operate),
+    ("MemoryService/ListCollections", Role::Generate),
+    ("MemoryService/ListSources", Role::Generate),
+    ("MemoryService/ReadSource", Role::Generate),
+    ("MemoryService/SearchMemory", Role::Generate),
+    ("MemoryService/ExportMemory", Role::Generate),
+    ("MemoryService/RemoveSources", Role::Operate),
+    ("MemoryService/WipeMemory", Role::Admin),
     ("ModelService/ListModels", Role::Observe),
     ("ModelService/InspectModel", Role::Observe),
     ("ModelService/PullModel", Role::Operate),
@@ -63,7 +71,7 @@ fn token_file(folder: &Path) -> String {
 }
 
 /// A daemon that takes tokens, and its port.
-async fn guarded(model: &Path, more: &[&str]) -> (Daemon, Channel) {
+pub(crate) async fn guarded(model: &Path, more: &[&str]) -> (Daemon, Channel) {
     let folder = tempfile::tempdir().unwrap();
     let file = token_file(folder.path());
     let arguments = [&["--token-file", &file, "--listen", "127.0.0.1:0"], more].concat();

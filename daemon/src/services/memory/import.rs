@@ -1,11 +1,10 @@
 //! Sources on their way into memory: received, cut into pieces, encoded and written, one after another.
 
 use std::{
-    fs::File,
-    io::{self, Read},
+    io,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{SystemTime, UNIX_EPOCH},
 };
@@ -17,9 +16,7 @@ use sluice_proto::{
         operation::Outcome,
     },
 };
-use sluice_retrieval::{
-    EncoderId, Import, NewPiece, NewSource, Piece, Splitter, Store, StoreError, TextKind,
-};
+use sluice_retrieval::{EncoderId, Import, NewPiece, NewSource, Piece, Store, StoreError};
 use tokio::{sync::mpsc, task::spawn_blocking, time};
 use tokio_util::sync::CancellationToken;
 use tonic::{Status, Streaming};
@@ -31,7 +28,7 @@ use super::{
 use crate::{
     failure::Failure,
     limits::IMPORT_TIMEOUT,
-    memory::{self, Content, ContentWriter, MemoryError},
+    memory::{self, Content, ContentWriter, MemoryError, Unreadable},
     operations::{Operation, OperationDescription, RunningOperation, progress},
     translate::memory as wire,
 };
@@ -239,27 +236,6 @@ impl Importer {
         let (bytes, digest) = (content.bytes, content.digest);
         self.done.bytes += bytes;
         let name = source.name.clone();
-        let opened = spawn_blocking(move || content.text()).await?;
-        let text = opened.map_err(|error| MemoryError::Spool {
-            name: name.clone(),
-            folder: self
-                .daemon
-                .memory
-                .path()
-                .map(ToOwned::to_owned)
-                .unwrap_or_default(),
-            error,
-        })?;
-        let text = match text {
-            Ok(text) => text,
-            Err(unreadable) => {
-                self.running
-                    .notice(format!("{name} {unreadable}; it was left out"));
-                self.done.skipped += 1;
-                self.read.fetch_add(bytes, Ordering::Relaxed);
-                return Ok(());
-            }
-        };
         let encoder = self.encoder_id().await?;
         let (start, now) = (self.start.clone(), now_unix_s());
         let kind = wire::kind(source.kind).ok_or_else(|| invalid("source.kind", "is missing"))?;
@@ -282,23 +258,27 @@ impl Importer {
             self.read.fetch_add(bytes, Ordering::Relaxed);
             return Ok(());
         };
-        match self.add_pieces(&name, text, &mut import).await {
-            Ok(()) => {
-                let pieces = import.pieces();
-                self.write(move |store| store.finish(import)).await?;
-                self.done.sources += 1;
-                self.done.pieces += pieces;
-                Ok(())
-            }
-            Err(failure) => {
-                // What is left of it otherwise goes when the store is opened again.
-                let abandoned = self.write(move |store| store.abandon(import)).await;
-                if let Err(error) = abandoned {
-                    tracing::warn!(reason = %error, "an import could not be taken back");
-                }
-                Err(failure)
-            }
+        let added = self.add_pieces(&name, content, &mut import).await;
+        if let Ok(Ok(())) = added {
+            let pieces = import.pieces();
+            self.write(move |store| store.finish(import)).await?;
+            self.done.sources += 1;
+            self.done.pieces += pieces;
+            return Ok(());
         }
+        // What is left of it otherwise goes when the store is opened again.
+        let abandoned = self.write(move |store| store.abandon(import)).await;
+        if let Err(error) = abandoned {
+            tracing::warn!(reason = %error, "an import could not be taken back");
+        }
+        let unreadable = added?.err();
+        let reason = unreadable.map(|unreadable| unreadable.to_string());
+        self.running.notice(format!(
+            "{name} was left out: {}",
+            reason.unwrap_or_default()
+        ));
+        self.done.skipped += 1;
+        Ok(())
     }
 
     /// What the store knows the encoder by, if there is one. A vector tells.
@@ -313,46 +293,43 @@ impl Importer {
         Ok(self.encoder_id.clone())
     }
 
-    async fn add_pieces(&self, name: &str, text: File, import: &mut Import) -> Result<(), Failure> {
+    /// Adds a source's pieces, as far as it can be read.
+    async fn add_pieces(
+        &self,
+        name: &str,
+        content: Content,
+        import: &mut Import,
+    ) -> Result<Result<(), Unreadable>, Failure> {
         let (send, mut batches) = mpsc::channel(1);
-        let counted = Counted {
-            file: text,
-            read: self.read.clone(),
+        let (read, gone) = (self.read.clone(), Arc::new(AtomicBool::new(false)));
+        let splitting = {
+            let (name, gone) = (name.to_owned(), gone.clone());
+            spawn_blocking(move || split(content, &name, &gone, &read, &send))
         };
-        let splitter = Splitter::new(TextKind::of_name(name));
-        let splitting = spawn_blocking(move || split(splitter, counted, &send));
-        while let Some(pieces) = self
-            .unless_stopped(async { Ok(batches.recv().await) })
-            .await?
-        {
+        // However this ends, nobody waits for more pages.
+        let _gone = RaiseOnDrop(gone);
+        while let Some(pieces) = (self.unless_stopped(async { Ok(batches.recv().await) })).await? {
             self.tell(name);
             let pieces = self.encoded(pieces).await?;
             let mut taken = import.clone();
-            let (added, back) = self
-                .write(move |store| {
-                    let added = store.add_pieces(&mut taken, &pieces);
-                    Ok((added, taken))
-                })
-                .await?;
-            *import = back;
-            added.map_err(MemoryError::from)?;
+            let added = self.write(move |store| {
+                store.add_pieces(&mut taken, &pieces)?;
+                Ok(taken)
+            });
+            *import = added.await?;
         }
-        let split = splitting.await?;
-        split.map_err(|error| {
-            let folder = self
-                .daemon
-                .memory
-                .path()
-                .map(ToOwned::to_owned)
-                .unwrap_or_default();
-            let name = name.to_owned();
-            MemoryError::Spool {
-                name,
-                folder,
-                error,
+        match splitting.await? {
+            Err(Unreadable::File(error)) => {
+                let memory = self.daemon.memory.path()?;
+                Err(MemoryError::Spool {
+                    name: name.to_owned(),
+                    folder: memory.parent().unwrap_or(memory).to_owned(),
+                    error,
+                }
+                .into())
             }
-            .into()
-        })
+            split => Ok(split),
+        }
     }
 
     async fn encoded(&self, pieces: Vec<Piece>) -> Result<Vec<NewPiece>, Failure> {
@@ -434,35 +411,36 @@ impl Importer {
     }
 }
 
-/// Cuts a text and sends its pieces in batches, until nobody wants them any more.
-fn split(splitter: Splitter, text: impl Read, send: &mpsc::Sender<Vec<Piece>>) -> io::Result<()> {
-    let gone = |_| io::Error::from(io::ErrorKind::BrokenPipe);
+/// Cuts a source's content and sends its pieces in batches, until nobody wants them any more.
+fn split(
+    content: Content,
+    name: &str,
+    gone: &Arc<AtomicBool>,
+    read: &AtomicU64,
+    send: &mpsc::Sender<Vec<Piece>>,
+) -> Result<(), Unreadable> {
+    let unwanted = |_| io::Error::from(io::ErrorKind::BrokenPipe);
     let mut batch = Vec::with_capacity(BATCH_PIECES);
-    splitter.split(text, |piece| {
+    content.split(name, gone, read, |piece| {
         batch.push(piece);
         if batch.len() < BATCH_PIECES {
             return Ok(());
         }
         let full = std::mem::replace(&mut batch, Vec::with_capacity(BATCH_PIECES));
-        send.blocking_send(full).map_err(gone)
+        send.blocking_send(full).map_err(unwanted)
     })?;
     match batch.is_empty() {
         true => Ok(()),
-        false => send.blocking_send(batch).map_err(gone),
+        false => Ok(send.blocking_send(batch).map_err(unwanted)?),
     }
 }
 
-/// A file whose bytes are counted as they are read.
-struct Counted {
-    file: File,
-    read: Arc<AtomicU64>,
-}
+/// Raises a flag when it is dropped.
+struct RaiseOnDrop(Arc<AtomicBool>);
 
-impl Read for Counted {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let count = self.file.read(buffer)?;
-        self.read.fetch_add(count as u64, Ordering::Relaxed);
-        Ok(count)
+impl Drop for RaiseOnDrop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 
