@@ -73,12 +73,12 @@ pub enum StoreError {
         expected: usize,
     },
     /// Anything else that SQLite refuses.
-    #[error("{path}: {error}")]
+    #[error("{path}: {what}")]
     Sqlite {
         /// The store's file.
         path: PathBuf,
-        /// SQLite's error.
-        error: rusqlite::Error,
+        /// What SQLite says.
+        what: String,
     },
 }
 
@@ -93,7 +93,10 @@ impl StoreError {
                 what: error.to_string(),
             },
             Some(ErrorCode::DiskFull) => Self::DiskFull { path },
-            _ => Self::Sqlite { path, error },
+            _ => Self::Sqlite {
+                path,
+                what: error.to_string(),
+            },
         }
     }
 }

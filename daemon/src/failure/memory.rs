@@ -11,7 +11,7 @@ pub(super) fn of(error: &MemoryError) -> ErrorRow {
         MemoryError::Store(error) => store(error),
         MemoryError::Off => ErrorRow::new(Code::FailedPrecondition, "MEMORY_OFF")
             .hint("start sluiced with --memory FILE, or without `memory = \"none\"`"),
-        MemoryError::TooLarge { .. } => ErrorRow::new(Code::InvalidArgument, "SOURCE_TOO_LARGE")
+        MemoryError::TooLarge { .. } => ErrorRow::invalid("SOURCE_TOO_LARGE", "chunk")
             .hint("split it, and add the parts")
             .figure("max_bytes", CONTENT_BYTES_MAX),
         MemoryError::Spool { error, .. } => match error.kind() {

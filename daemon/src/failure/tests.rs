@@ -2,6 +2,7 @@
 
 mod job;
 mod library;
+mod memory;
 
 use std::{collections::BTreeSet, io};
 
@@ -109,6 +110,8 @@ fn name(failure: &Failure) -> &'static str {
         F::Optimization(OptimizeError::UnknownTimes) => "optimization: unknown times",
         F::Optimization(OptimizeError::Threads(_)) => "optimization: threads",
         F::Optimization(_) => "optimization: cancelled",
+        F::Memory(error) => memory::name(error),
+        F::TooManyImports { .. } => "too many imports",
         F::OperationInProgress { .. } => "operation in progress",
         F::JobCancelled { .. } => "job cancelled",
         F::UnknownOperation { .. } => "unknown operation",
@@ -200,7 +203,7 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
 }
 
 /// Variants that [`name`] knows.
-const VARIANTS: usize = 215;
+const VARIANTS: usize = 234;
 
 /// An example of each variant with its code; of `Io`, one of each kind that matters.
 async fn all() -> Vec<(Failure, Code)> {
@@ -524,6 +527,8 @@ async fn all() -> Vec<(Failure, Code)> {
     let broken = broken_checkpoints().into_iter();
     all.extend(library::examples());
     all.extend(job::examples());
+    all.extend(memory::examples());
+    all.push((F::TooManyImports { max: 4 }, ResourceExhausted));
     all.extend(broken.map(|error| (error.into(), FailedPrecondition)));
     let wrong = wrong_requests().into_iter();
     all.extend(wrong.map(|error| (error.into(), InvalidArgument)));

@@ -77,7 +77,11 @@ fn generate(
 ) -> Result<PreparedGeneration, Failure> {
     let checked = Generation::try_from(request).unwrap();
     generation(
-        (checked, StateOptions::default()),
+        GenerationRequest {
+            asked: checked,
+            state: StateOptions::default(),
+            recalled: None,
+        },
         (serving, &Patience::default()),
         &ModelTable::default(),
         RequestDefaults {
@@ -95,10 +99,11 @@ fn small(request: v1::GenerateRequest, serving: &ServingModel) -> (Generate, Vec
         limits: Level::Aggressive.advised_limits(),
     };
     let prepared = generation(
-        (
-            Generation::try_from(request).unwrap(),
-            StateOptions::default(),
-        ),
+        GenerationRequest {
+            asked: Generation::try_from(request).unwrap(),
+            state: StateOptions::default(),
+            recalled: None,
+        },
         (serving, &Patience::default()),
         &ModelTable::default(),
         defaults,
@@ -350,7 +355,11 @@ fn the_models_own_instructions_come_before_a_conversation_without_any() {
         };
         let checked = Generation::try_from(request).unwrap();
         let prepared = generation(
-            (checked, StateOptions::default()),
+            GenerationRequest {
+                asked: checked,
+                state: StateOptions::default(),
+                recalled: None,
+            },
             (&serving, &Patience::default()),
             &table,
             RequestDefaults::default(),
