@@ -12,8 +12,6 @@ use crate::{
 
 /// Pieces of either ranking that take part when both are fused.
 const CANDIDATES: usize = 100;
-/// What keeps the first ranks from deciding alone (Cormack et al. 2009, reciprocal rank fusion).
-const RANK_OFFSET: f64 = 60.0;
 /// Words of a text that are searched for, the rarest, have at most so many places in all pieces together: each is looked at, and
 /// what stands everywhere tells nothing.
 const PLACES_MAX: i64 = 20_000;
@@ -58,7 +56,7 @@ pub struct Query<'a> {
 pub struct Hit {
     /// The piece.
     pub piece: StoredPiece,
-    /// What hits are ranked by, more is better: BM25's score, the cosine, or the sum of reciprocal ranks.
+    /// What hits are ranked by, more is better: BM25's score, the cosine, or the sum of both, each as a share of the best one's.
     pub score: f64,
     /// BM25's score, where the piece has any of the words.
     pub bm25: Option<f64>,
@@ -67,7 +65,9 @@ pub struct Hit {
 }
 
 impl Store {
-    /// The pieces that matter most for a text, the best first. Of pieces with the same text only the best is told.
+    /// The pieces that matter most for a text, the best first. By both, a piece's score is the sum of two shares: BM25's of the
+    /// best, and how far the cosine is on its way from the last candidate's to the best. Ranks alone, as in reciprocal rank fusion,
+    /// find less (docs/retrieval.md). Of pieces with the same text only the best is told.
     ///
     /// # Errors
     /// When there is no collection of a name, a vector has another length than the encoder's, or the file cannot be read.
@@ -85,20 +85,25 @@ impl Store {
             (Ranking::Words, _) | (_, None) => Vec::new(),
             (_, Some((encoder, vector))) => self.by_vector(encoder, vector, &filter, count)?,
         };
-        let mut scores: BTreeMap<i64, (f64, Option<f64>, Option<f64>)> = BTreeMap::new();
         let is_fused = query.ranking == Ranking::Both;
-        let share = |rank: usize, own: f64| match is_fused {
-            true => 1.0 / (RANK_OFFSET + rank as f64 + 1.0),
-            false => own,
+        let share = |score: f64, least: f64, best: f64| match is_fused {
+            true if best > least => (score - least) / (best - least),
+            true => 1.0,
+            false => score,
         };
-        for (rank, &(piece, score)) in words.iter().enumerate() {
+        let mut scores: BTreeMap<i64, (f64, Option<f64>, Option<f64>)> = BTreeMap::new();
+        let best = words.first().map_or(0.0, |&(_, score)| score);
+        for &(piece, score) in &words {
             let entry = scores.entry(piece).or_default();
-            entry.0 += share(rank, score);
+            // Without any of the words it would be 0.
+            entry.0 += share(score, 0.0, best);
             entry.1 = Some(score);
         }
-        for (rank, &(piece, cosine)) in vectors.iter().enumerate() {
+        let [best, least] = [vectors.first(), vectors.last()]
+            .map(|vector| vector.map_or(0.0, |&(_, cosine)| f64::from(cosine)));
+        for &(piece, cosine) in &vectors {
             let entry = scores.entry(piece).or_default();
-            entry.0 += share(rank, f64::from(cosine));
+            entry.0 += share(f64::from(cosine), least, best);
             entry.2 = Some(f64::from(cosine));
         }
         let mut ranked: Vec<_> = scores.into_iter().collect();

@@ -116,13 +116,13 @@ fn what_is_added_is_found_by_words_by_vector_and_by_both() {
         most: 3,
         ..Query::default()
     };
-    // The same text from two sources is told once.
+    // The best by words and the best by the vector count as much. The same text from two sources is told once.
     let texts = found(&mut store, &both);
     assert_eq!(
         (texts.len(), &texts[..2]),
         (
             3,
-            &["the boat in a car".to_owned(), "zzz zzz".to_owned()][..]
+            &["zzz zzz".to_owned(), "the boat in a car".to_owned()][..]
         )
     );
     let nearest = Query {
@@ -152,6 +152,40 @@ fn what_is_added_is_found_by_words_by_vector_and_by_both() {
     assert!(matches!(store.search(&unknown), Err(StoreError::NoCollection(name)) if name == "c"));
     let hits = store.search(&words("floats")).unwrap();
     assert_eq!((hits[0].cosine, hits[0].bm25), (None, Some(hits[0].score)));
+}
+
+/// A rank does not tell how much better a piece is than the next.
+#[test]
+fn by_both_it_counts_how_much_better_a_piece_is() {
+    let folder = TempDir::new().unwrap();
+    let mut store = opened(&folder);
+    let texts = ["boat boat sails", "ab", "aab", "abbb", "sails aabbbb zzzz"];
+    add(&mut store, "a", "all", 1, &texts).unwrap();
+    let (encoder, vector) = (encoder(), letters("ab"));
+    let query = Query {
+        text: "boats sail",
+        vector: Some((&encoder, &vector)),
+        most: 5,
+        ..Query::default()
+    };
+    let hits = store.search(&query).unwrap();
+    let score = |text: &str| {
+        let hit = hits.iter().find(|hit| hit.piece.text == text);
+        hit.unwrap().score
+    };
+    // The best of either ranking and the last of the other.
+    assert!((score("ab") - 1.0).abs() < 1e-6);
+    assert!(score("boat boat sails") >= 1.0);
+    // Second by words and fourth by vectors, and far from the best of both: its ranks together are the best.
+    assert!(score("sails aabbbb zzzz") < 1.0);
+    assert!(hits.windows(2).all(|pair| pair[0].score >= pair[1].score));
+    let words = Query {
+        vector: None,
+        ..query
+    };
+    let hits = store.search(&words).unwrap();
+    assert_eq!(hits.len(), 2);
+    assert_eq!(hits[0].score, 1.0);
 }
 
 #[test]
