@@ -5,13 +5,14 @@ mod calibrate;
 mod help;
 mod jobs;
 mod library;
+mod memory;
 mod optimize;
 mod plans;
 mod report;
 mod run;
 mod screen;
 
-use std::path::PathBuf;
+use std::{path::PathBuf, str::FromStr};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
@@ -31,6 +32,10 @@ pub use bench::Bench;
 pub use calibrate::Calibrate;
 pub use jobs::{Compress, Decompress, FollowArgs, Jobs, JobsCommand, Prune, Verify};
 pub use library::{Inspect, Pull, Remove};
+pub use memory::{
+    Memory, MemoryAdd, MemoryArgs, MemoryCommand, MemoryExport, MemoryRemove, MemorySearch,
+    MemoryShow, Ranking, Reader, SourceKind,
+};
 pub use optimize::{MixArgs, Optimize, Quantize};
 pub use plans::{Fidelity, LevelChoice, Plan, Restore, RestoreTo, SetBudget, SetLevel};
 pub use report::Report;
@@ -74,6 +79,8 @@ pub enum Command {
     Edit(Edit),
     /// Makes vectors of texts with a sentence encoder, or tells how similar they are
     Embed(Embed),
+    /// Remembers files and notes, finds them again, and forgets them
+    Memory(Memory),
     /// Estimates the log-likelihood of an answer
     Score(Score),
     /// Benchmarks the loaded model with one or more presets
@@ -215,6 +222,9 @@ pub struct Generate {
     /// Autoregressive models: write text by the rules in FILE, in llguidance's variant of Lark
     #[arg(long, value_name = "FILE", group = "constraint", conflicts_with_all = DIFFUSION_FLAGS)]
     pub grammar: Option<PathBuf>,
+    /// What of the daemon's memory goes into the prompt.
+    #[command(flatten)]
+    pub memory: MemoryArgs,
     /// The model that answers.
     #[command(flatten)]
     pub asked: AskedModel,
@@ -612,7 +622,7 @@ fn parse_request_id(text: &str) -> Result<u64, String> {
 }
 
 /// Parses an id that a command lists.
-fn parse_id(text: &str, what: &str, list: &str) -> Result<u64, String> {
+fn parse_id<T: FromStr>(text: &str, what: &str, list: &str) -> Result<T, String> {
     text.parse().map_err(|_| {
         format!("expected the number of a {what}, such as 3; `{list}` lists the numbers")
     })

@@ -16,6 +16,7 @@ mod jobs;
 mod library;
 mod load;
 mod logprobs;
+mod memory;
 mod models;
 mod offline;
 mod operations;
@@ -111,6 +112,7 @@ pub async fn run(cli: Cli, out: &mut StandardOutput) -> Result<(), Failure> {
             follow::generate(&daemon, request, arguments.json, SavedFiles::default(), out).await
         }
         Some(Command::Embed(arguments)) => embed::run(socket, arguments, out).await,
+        Some(Command::Memory(arguments)) => memory::run(socket, arguments.command, out).await,
         Some(Command::Score(arguments)) => score::run(socket, arguments, out).await,
         Some(Command::Bench(arguments)) => bench::run(socket, &arguments, out).await,
         Some(Command::Status(arguments)) => {

@@ -14,7 +14,9 @@ use clap_complete::{
     ArgValueCompleter, CompleteEnv, CompletionCandidate, PathCompleter, Shell,
     engine::ValueCompleter, env::Shells,
 };
-use sluice_proto::v1::{ListModelsRequest, ListOperationsRequest, Operation, OperationKind};
+use sluice_proto::v1::{
+    ListCollectionsRequest, ListModelsRequest, ListOperationsRequest, Operation, OperationKind,
+};
 use sluice_shared::{level::Level, names::SHORT_NAMES, policy::POLICIES, preset::PRESETS};
 
 use crate::{
@@ -47,10 +49,12 @@ enum Kind {
     Level,
     Path,
     Folder,
+    /// Collections that the daemon remembers sources in.
+    Collection,
 }
 
 /// Arguments with values to complete: the command, or `*` for all, the argument's name there, and what it is.
-const COMPLETED: [(&str, &str, Kind); 23] = [
+const COMPLETED: [(&str, &str, Kind); 27] = [
     ("pull", "name", Kind::ShortName),
     ("rm", "name", Kind::PresentModel),
     ("jobs watch", "id", Kind::Job),
@@ -74,6 +78,10 @@ const COMPLETED: [(&str, &str, Kind); 23] = [
     ("*", "output", Kind::Path),
     ("man", "folder", Kind::Folder),
     ("*", "socket", Kind::Path),
+    ("*", "collection", Kind::Collection),
+    ("*", "collections", Kind::Collection),
+    ("*", "memory_collection", Kind::Collection),
+    ("memory add", "paths", Kind::Path),
 ];
 
 /// Completes a command line if a shell's script asks for that. Returns whether it did.
@@ -179,6 +187,7 @@ impl ValueCompleter for Values {
                 self.ask(|daemon| operations(daemon, OperationKind::is_on_files, false)),
                 Vec::new(),
             ),
+            Kind::Collection => (self.ask(collections), Vec::new()),
             Kind::Active => (
                 self.ask(|daemon| operations(daemon, |_| true, true)),
                 Vec::new(),
@@ -235,6 +244,19 @@ async fn models(daemon: DaemonConnection) -> Option<Vec<CompletionCandidate>> {
     let found = models
         .iter()
         .map(|model| candidate(&model.name, &model.state().to_string()));
+    Some(found.collect())
+}
+
+async fn collections(daemon: DaemonConnection) -> Option<Vec<CompletionCandidate>> {
+    let answer = daemon
+        .memory()
+        .list_collections(ListCollectionsRequest {})
+        .await;
+    let collections = answer.ok()?.into_inner().collections;
+    let found = collections.iter().map(|one| {
+        let sources = format!("{} sources", one.sources);
+        candidate(&one.name, &sources)
+    });
     Some(found.collect())
 }
 
@@ -311,6 +333,8 @@ mod tests {
         assert_eq!(of("decompress", "output"), Some(Kind::Folder));
         assert_eq!(of("level", "level"), Some(Kind::Level));
         assert_eq!(of("generate", "prompt"), None);
+        assert_eq!(of("memory list", "collection"), Some(Kind::Collection));
+        assert_eq!(of("chat", "memory_collection"), Some(Kind::Collection));
     }
 
     #[test]

@@ -13,7 +13,8 @@ use sluice_proto::{
     v1::{
         GetSnapshotRequest, Snapshot, embedding_service_client::EmbeddingServiceClient,
         generation_service_client::GenerationServiceClient,
-        model_service_client::ModelServiceClient, operation_service_client::OperationServiceClient,
+        memory_service_client::MemoryServiceClient, model_service_client::ModelServiceClient,
+        operation_service_client::OperationServiceClient,
         optimizer_service_client::OptimizerServiceClient,
         telemetry_service_client::TelemetryServiceClient,
     },
@@ -200,6 +201,14 @@ impl DaemonConnection {
     #[must_use]
     pub fn embedding(&self) -> EmbeddingServiceClient<DaemonChannel> {
         EmbeddingServiceClient::new(self.channel.clone())
+            .max_decoding_message_size(client::MESSAGE_BYTES_MAX)
+            .max_encoding_message_size(client::MESSAGE_BYTES_MAX)
+    }
+
+    /// Client of the service that remembers texts and finds them again.
+    #[must_use]
+    pub fn memory(&self) -> MemoryServiceClient<DaemonChannel> {
+        MemoryServiceClient::new(self.channel.clone())
             .max_decoding_message_size(client::MESSAGE_BYTES_MAX)
             .max_encoding_message_size(client::MESSAGE_BYTES_MAX)
     }

@@ -5,7 +5,7 @@
 //! [`live`] (a canvas redrawn in place), [`json`] (events for scripts), [`output`] (errors,
 //! exit codes, writing), [`operations`] (finding and cancelling them), [`record`] (a request's passes, to be seen again), [`plans`] (figures of plans in words), [`formats`]
 //! (what files and weights are), [`phases`] (where the time of passes went), [`user_folders`] (where files are), [`settings`]
-//! (the user's own), [`gpu`] (what is known of a GPU) and [`text`] (making untrusted text safe to show).
+//! (the user's own), [`gpu`] (what is known of a GPU), [`memory`] (what is remembered, in words), [`dates`] (of the calendar) and [`text`] (making untrusted text safe to show).
 
 pub mod canvas;
 pub mod cli;
@@ -13,10 +13,12 @@ pub mod commands;
 pub mod complete;
 pub mod connection;
 pub mod dashboard;
+pub mod dates;
 pub mod formats;
 pub mod gpu;
 pub mod json;
 pub mod live;
+pub mod memory;
 pub mod operations;
 pub mod output;
 pub mod paint;

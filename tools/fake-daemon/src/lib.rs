@@ -2,6 +2,7 @@
 //! rate, and notes what it was asked for.
 
 mod load;
+mod memory;
 mod pictures;
 mod service;
 
@@ -17,6 +18,7 @@ use tokio::sync::Notify;
 use tonic::Status;
 
 pub use load::{EventCounts, StressLoad};
+pub use memory::hits;
 pub use pictures::{generation_events, job, operation, plan, switch_pictures};
 use service::Service;
 
@@ -86,6 +88,16 @@ pub struct ReceivedCalls {
     pub applied: Vec<ApplyRequest>,
     /// What to go back to.
     pub restored: Vec<RestoreTarget>,
+    /// How imports began.
+    pub imports: Vec<ImportBegin>,
+    /// Sources of imports, with their contents.
+    pub imported: Vec<(SourceHeader, Vec<u8>)>,
+    /// Searches of memory.
+    pub searched: Vec<SearchMemoryRequest>,
+    /// Sources and collections to forget.
+    pub forgotten: Vec<remove_sources_request::What>,
+    /// How often everything was to be forgotten.
+    pub wipes: usize,
     /// Measurements of fidelity.
     pub measured: Vec<MeasureFidelityRequest>,
 }

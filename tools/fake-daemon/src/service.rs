@@ -10,6 +10,7 @@ use sluice_proto::{
     operations::OperationResponse,
     v1::{
         generation_service_server::{GenerationService, GenerationServiceServer},
+        memory_service_server::MemoryServiceServer,
         model_ref::By,
         model_service_server::{ModelService, ModelServiceServer},
         operation_service_server::{OperationService, OperationServiceServer},
@@ -70,6 +71,7 @@ impl Service {
         runtime.spawn(
             transport::Server::builder()
                 .add_service(GenerationServiceServer::new(service.clone()))
+                .add_service(MemoryServiceServer::new(service.clone()))
                 .add_service(ModelServiceServer::new(service.clone()))
                 .add_service(OperationServiceServer::new(service.clone()))
                 .add_service(OptimizerServiceServer::new(service.clone()))
@@ -86,7 +88,17 @@ impl Service {
         stop
     }
 
-    fn seen(&self) -> MutexGuard<'_, ReceivedCalls> {
+    /// Whether what is asked for never comes to its end.
+    pub(crate) fn hangs(&self) -> bool {
+        self.change.hangs
+    }
+
+    /// Waits until an operation is cancelled.
+    pub(crate) async fn until_cancelled(&self) {
+        self.cancelled.notified().await;
+    }
+
+    pub(crate) fn seen(&self) -> MutexGuard<'_, ReceivedCalls> {
         self.seen.lock().expect("no test panics with it")
     }
 

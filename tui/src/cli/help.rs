@@ -52,6 +52,45 @@ Examples:
 
 Without a terminal each line is a text's vector, a JSON list. With --json the answer is one object.";
 
+pub(super) const MEMORY: &str = "\
+Examples:
+  sluice memory add ~/notes
+  sluice memory search \"when does the pool open?\"
+  sluice generate --memory \"When does the pool open?\"
+
+Nothing is remembered and nothing goes into a prompt unless somebody asks for it: with `sluice memory add`, /remember and
+--remember of `sluice chat`, and --memory of `generate`, `chat` and `run`.";
+
+pub(super) const MEMORY_ADD: &str = "\
+Examples:
+  sluice memory add ~/notes README.md
+  sluice memory add --collection papers --readers admin ~/papers
+  echo \"The pool opens at 8.\" | sluice memory add - --note Pool
+
+A file is named by its absolute path, and takes the place of an earlier one of that name; what is the same stays as it is.
+Of folders, hidden files and folders, symbolic links and binary files (which have a NUL in their first 8 KiB) are left out,
+but PDFs are not. .gitignore is not read.
+
+Ctrl-C cancels it: files that were done stay, and the same command goes on with the rest. With --json each line is a picture
+of the operation: its kind, state, progress, notices and more. The last one has the result, \"import\".";
+
+pub(super) const MEMORY_SEARCH: &str = "\
+Examples:
+  sluice memory search \"when does the pool open?\"
+  sluice memory search pool --collection notes --kind note --since 7d -n 3
+  sluice memory search \"swimming\" --ranking vectors --verbose
+
+Scores can be compared within one answer: BM25 with --ranking words, a cosine with vectors, and with hybrid what the ranks by
+both have in common.";
+
+pub(super) const MEMORY_EXPORT: &str = "\
+Examples:
+  sluice memory export > memory.jsonl
+  sluice memory export notes --output notes.jsonl
+
+Each line is an object for a source: \"source\", and \"pieces\" in their order. The file has a temporary name until it is
+complete.";
+
 pub(super) const SCORE: &str = "\
 Examples:
   sluice score \"What is the sky?\" \"Blue.\" --draws 64 --seed 1
@@ -448,7 +487,7 @@ On a terminal, lines can be edited (arrows, Ctrl-A, Ctrl-E, Ctrl-R, Tab for comm
 $XDG_STATE_HOME/sluice/chat_history (else ~/.local/state/sluice/chat_history), except with --private; a line that
 begins with a space is not saved. A line that ends with \\ continues on the next one, and so does a text between \"\"\" and \"\"\".
 Ctrl-C stops an answer; twice at the prompt, or Ctrl-D, it ends the conversation. /help lists the commands: /system,
-/model, /set, /retry, /save, /reset, /quit. In a pipe, each line is a turn, and only the answers are printed.
+/model, /set, /remember, /memory, /sources, /retry, /save, /reset, /quit. In a pipe, each line is a turn, and only the answers are printed.
 
 {}",
         decoding()

@@ -6,7 +6,7 @@ use clap::Args;
 use sluice_proto::v1;
 use sluice_shared::options::PlanOptions;
 
-use super::{AskedModel, DecodingArgs, help, plans::daemon_default};
+use super::{AskedModel, DecodingArgs, MemoryArgs, help, plans::daemon_default};
 
 /// `sluice run`.
 #[derive(Debug, Args)]
@@ -50,6 +50,9 @@ pub struct Chat {
     /// Don't save typed lines in the history
     #[arg(long)]
     pub private: bool,
+    /// Remember the conversation when it ends, in the first --memory-collection, else in "default"
+    #[arg(long)]
+    pub remember: bool,
     /// How to answer.
     #[command(flatten)]
     pub choices: AnswerArgs,
@@ -61,6 +64,9 @@ pub struct AnswerArgs {
     /// Positions to fill in each answer [default: 128, or what the context leaves]
     #[arg(long, value_name = "N")]
     pub length: Option<u32>,
+    /// What of the daemon's memory goes into the prompts.
+    #[command(flatten)]
+    pub memory: MemoryArgs,
     /// How to decode.
     #[command(flatten)]
     pub decoding: DecodingArgs,
@@ -70,6 +76,7 @@ impl AnswerArgs {
     /// Writes the choices into a request.
     pub fn apply(&self, request: &mut v1::GenerateRequest) {
         request.length = self.length;
+        self.memory.apply(request);
         self.decoding.apply(request);
     }
 }

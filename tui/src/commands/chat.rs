@@ -10,7 +10,10 @@ mod turn;
 
 use std::{future::pending, io::IsTerminal, path::Path};
 
-use sluice_proto::v1::{self, FinishReason, GenerateRequest, generate_request::Input as Prompt};
+use sluice_proto::v1::{
+    self, FinishReason, GenerateRequest, MemorySourceKind, PromptMemory,
+    generate_request::Input as Prompt,
+};
 use sluice_shared::options::PlanOptions;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -22,11 +25,12 @@ use self::{
 };
 use super::{
     follow::{self, EndedRequest},
-    paths, present,
+    memory, paths, present,
 };
 use crate::{
     cli::Chat,
     connection::DaemonConnection,
+    memory as words,
     output::{Failure, StandardOutput, dim, say},
     text::sanitise_line,
 };
@@ -55,39 +59,21 @@ pub(super) async fn run(
         conversation: Conversation::new(arguments.system.clone()),
         choices: ChatChoices::new(arguments.choices.clone()),
         model: arguments.asked.name(),
+        memory: None,
         interactive,
     };
     if interactive {
         say("A conversation with the model. /help lists the commands, Ctrl-D ends.");
     }
-    let mut was_interrupted = false;
-    loop {
-        let line = tokio::select! {
-            line = input.next() => line?,
-            _ = interrupts.recv() => InputLine::Interrupted,
-            () = ends.recv() => return Ok(()),
-        };
-        let text = match line {
-            InputLine::End => return Ok(()),
-            InputLine::Interrupted if was_interrupted || !interactive => {
-                return Err(Failure::interrupted("the conversation is over"));
-            }
-            InputLine::Interrupted => {
-                // A first Ctrl-C may have been meant for an answer that just ended, so it only warns.
-                was_interrupted = true;
-                dim("Ctrl-C again ends, and so does Ctrl-D");
-                continue;
-            }
-            InputLine::Text(text) => text,
-        };
-        was_interrupted = false;
-        let is_over = tokio::select! {
-            over = talk.turn(Turn::from(text), &mut interrupts, out) => over?,
-            () = ends.recv() => return Ok(()),
-        };
-        if is_over {
-            return Ok(());
-        }
+    let ended = talk
+        .converse(&mut input, &mut ends, &mut interrupts, out)
+        .await;
+    // The terminal is the user's again.
+    drop(input);
+    match arguments.remember {
+        // The end of the conversation is no reason to lose it, whatever that was.
+        true => ended.and(talk.remember_all(&mut interrupts, out).await),
+        false => ended,
     }
 }
 
@@ -98,10 +84,51 @@ struct Talk {
     choices: ChatChoices,
     /// The model that answers; empty: the present one.
     model: String,
+    /// What of the daemon's memory stood in the last prompt.
+    memory: Option<PromptMemory>,
     interactive: bool,
 }
 
 impl Talk {
+    /// Takes lines and answers them until the input ends.
+    async fn converse(
+        &mut self,
+        input: &mut Input,
+        ends: &mut Ends,
+        interrupts: &mut Signal,
+        out: &mut StandardOutput,
+    ) -> Result<(), Failure> {
+        let mut was_interrupted = false;
+        loop {
+            let line = tokio::select! {
+                line = input.next() => line?,
+                _ = interrupts.recv() => InputLine::Interrupted,
+                () = ends.recv() => return Ok(()),
+            };
+            let text = match line {
+                InputLine::End => return Ok(()),
+                InputLine::Interrupted if was_interrupted || !self.interactive => {
+                    return Err(Failure::interrupted("the conversation is over"));
+                }
+                InputLine::Interrupted => {
+                    // A first Ctrl-C may have been meant for an answer that just ended, so it only warns.
+                    was_interrupted = true;
+                    dim("Ctrl-C again ends, and so does Ctrl-D");
+                    continue;
+                }
+                InputLine::Text(text) => text,
+            };
+            was_interrupted = false;
+            let is_over = tokio::select! {
+                over = self.turn(Turn::from(text), interrupts, out) => over?,
+                () = ends.recv() => return Ok(()),
+            };
+            if is_over {
+                return Ok(());
+            }
+        }
+    }
+
     /// Carries out a line. Returns whether it ends the conversation.
     async fn turn(
         &mut self,
@@ -129,6 +156,14 @@ impl Talk {
                 let answer = self.model(name.as_deref(), interrupts, out).await;
                 self.report_failure(answer)?;
             }
+            Turn::Remember(None) => say("/remember needs a text"),
+            Turn::Remember(Some(text)) => {
+                let answer = self
+                    .remember(MemorySourceKind::Note, text, interrupts, out)
+                    .await;
+                self.report_failure(answer)?;
+            }
+            Turn::Sources => self.sources(out)?,
             Turn::Retry => match self.conversation.retry() {
                 Some(asked) => {
                     let mut request = self.request(&asked);
@@ -176,6 +211,10 @@ impl Talk {
             Ok(Some(ended)) => {
                 let text = ended.done.text.as_deref().unwrap_or_default();
                 self.conversation.answered(asked, text);
+                let memory = ended.started.as_ref();
+                self.memory = memory
+                    .and_then(|started| started.memory.clone())
+                    .filter(|memory| !memory.pieces.is_empty());
                 match self.interactive {
                     true => notes(&ended).iter().for_each(|note| dim(note)),
                     false => ended.note(false),
@@ -207,6 +246,50 @@ impl Talk {
                 Ok(())
             }
         }
+    }
+
+    /// Has the daemon remember a text.
+    async fn remember(
+        &self,
+        kind: MemorySourceKind,
+        text: String,
+        interrupts: &mut Signal,
+        out: &mut StandardOutput,
+    ) -> Result<(), Failure> {
+        let collection = self.choices.remembers_in();
+        let done = memory::remember(&self.daemon, &collection, kind, text, interrupts, out).await?;
+        dim(&done);
+        Ok(())
+    }
+
+    /// Has the daemon remember the conversation, if there is one.
+    async fn remember_all(
+        &self,
+        interrupts: &mut Signal,
+        out: &mut StandardOutput,
+    ) -> Result<(), Failure> {
+        match self.conversation.turns_text() {
+            None => Ok(()),
+            Some(text) => {
+                self.remember(MemorySourceKind::Conversation, text, interrupts, out)
+                    .await
+            }
+        }
+    }
+
+    /// Shows what of the daemon's memory the last answer had.
+    fn sources(&self, out: &mut StandardOutput) -> Result<(), Failure> {
+        match &self.memory {
+            None => {
+                say("the last answer had nothing of the daemon's memory; /memory switches it on");
+            }
+            Some(memory) => {
+                for text in words::used_texts(memory) {
+                    out.line(&text)?;
+                }
+            }
+        }
+        Ok(())
     }
 
     fn system(&mut self, text: Option<String>) {

@@ -25,7 +25,7 @@ use crate::{
     connection::DaemonConnection,
     formats, json,
     live::Live,
-    operations,
+    memory, operations,
     output::{Failure, ProgressLine, StandardOutput, dim},
     thinking,
 };
@@ -315,7 +315,9 @@ fn talk(kind: &Event) -> Vec<String> {
     match kind {
         Event::Started(started) => {
             let warnings = started.warnings.iter();
-            warnings.map(|text| format!("warning: {text}")).collect()
+            let warnings = warnings.map(|text| format!("warning: {text}"));
+            let used = started.memory.iter().flat_map(memory::used_lines);
+            warnings.chain(used).collect()
         }
         Event::Notice(notice) => vec![format!("note: {}", notice.text)],
         Event::Thought(thought) if thought.is_last => vec![thinking::last(thought)],

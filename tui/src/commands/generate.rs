@@ -47,6 +47,7 @@ pub(super) fn request(arguments: &Generate) -> Result<GenerateRequest, Failure> 
         length: arguments.length,
         ..Default::default()
     };
+    arguments.memory.apply(&mut request);
     arguments.decoding.apply(&mut request);
     if let Some(path) = &arguments.thoughts {
         let thinking = request.thinking.get_or_insert_default();

@@ -44,6 +44,7 @@ pub(super) async fn run(
         None => {
             drop(interrupts);
             let arguments = Chat {
+                remember: false,
                 system,
                 asked: AskedModel {
                     model: Some(model.name),

@@ -1,9 +1,9 @@
 //! Files that are written whole or not at all.
 
 use std::{
-    fs,
-    io::{self, Write},
-    path::Path,
+    fs::{self, File},
+    io::{self, BufWriter, Write},
+    path::{Path, PathBuf},
 };
 
 /// Writes a file beside its place first: what was there is replaced by a whole file or not at all.
@@ -11,16 +11,57 @@ use std::{
 /// # Errors
 /// When the folder can't be written to, or the disk is full; what was there is as it was.
 pub(super) fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let partial = path.with_file_name(format!(".{name}.{}.part", std::process::id()));
-    let written = (|| {
-        let mut file = fs::File::create(&partial)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&partial, path)
-    })();
-    written.inspect_err(|_| {
-        // The error that led here matters more.
-        drop(fs::remove_file(&partial));
-    })
+    let mut file = WholeFile::create(path)?;
+    file.write_all(bytes)?;
+    file.finish()
+}
+
+/// A file that is written bit by bit and takes its place when it is finished; else nothing is left of it.
+pub(super) struct WholeFile {
+    file: BufWriter<File>,
+    partial: PathBuf,
+    path: PathBuf,
+}
+
+impl WholeFile {
+    /// Begins a file beside its place.
+    ///
+    /// # Errors
+    /// When the folder can't be written to.
+    pub(super) fn create(path: &Path) -> io::Result<Self> {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let partial = path.with_file_name(format!(".{name}.{}.part", std::process::id()));
+        Ok(Self {
+            file: BufWriter::new(File::create(&partial)?),
+            partial,
+            path: path.to_owned(),
+        })
+    }
+
+    /// Puts the file in its place.
+    ///
+    /// # Errors
+    /// When the disk is full; what was there is as it was.
+    pub(super) fn finish(mut self) -> io::Result<()> {
+        self.file.flush()?;
+        self.file.get_ref().sync_all()?;
+        fs::rename(&self.partial, &self.path)
+    }
+}
+
+impl Write for WholeFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+impl Drop for WholeFile {
+    fn drop(&mut self) {
+        // Not there where it was finished; and the error that led here otherwise matters more.
+        drop(fs::remove_file(&self.partial));
+    }
 }

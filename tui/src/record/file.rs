@@ -11,6 +11,7 @@ use std::{
 
 use super::Recording;
 use crate::{
+    dates,
     json::read::{Events, ReadError},
     user_folders,
 };
@@ -91,29 +92,9 @@ impl Runs {
     /// The path for a request that is saved at a time of the dashboard's clock.
     #[must_use]
     pub fn file(&self, request_id: u64, now_ms: u64) -> PathBuf {
-        let date = date(self.began_s.saturating_add(now_ms / 1000));
+        let date = dates::stamp(self.began_s.saturating_add(now_ms / 1000));
         self.folder.join(format!("{request_id}-{date}.jsonl"))
     }
-}
-
-/// Seconds since 1970 as a date and time of day that sort by name, in UTC.
-fn date(seconds: u64) -> String {
-    // Years that begin in March have their leap day at the end (Hinnant, "chrono-compatible low-level date algorithms").
-    let days = seconds / 86_400 + 719_468;
-    let (era, day) = (days / 146_097, days % 146_097);
-    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let from_march = (5 * day + 2) / 153;
-    let day = day - (153 * from_march + 2) / 5 + 1;
-    let month = if from_march < 10 {
-        from_march + 3
-    } else {
-        from_march - 9
-    };
-    let year = era * 400 + year + u64::from(month <= 2);
-    let time = seconds % 86_400;
-    let (hour, minute, second) = (time / 3_600, time / 60 % 60, time % 60);
-    format!("{year:04}{month:02}{day:02}-{hour:02}{minute:02}{second:02}")
 }
 
 #[cfg(test)]
@@ -123,16 +104,6 @@ mod tests {
     use sluice_proto::v1::{GenerationQueued, generation_event::Event};
 
     use super::*;
-
-    #[test]
-    fn dates_are_those_of_the_calendar() {
-        assert_eq!(date(0), "19700101-000000");
-        assert_eq!(date(951_782_399), "20000228-235959");
-        assert_eq!(date(951_782_400), "20000229-000000");
-        assert_eq!(date(951_868_800), "20000301-000000");
-        assert_eq!(date(1_767_323_045), "20260102-030405");
-        let _ = date(u64::MAX);
-    }
 
     #[test]
     fn passes_that_are_missing_from_a_file_are_noticed() {

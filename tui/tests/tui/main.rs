@@ -10,6 +10,7 @@ mod fidelity;
 mod jobs;
 mod journeys;
 mod library;
+mod memory;
 mod optimizer;
 mod plans;
 mod replay;

@@ -36,6 +36,11 @@ impl ChatChoices {
         self.now.apply(request);
     }
 
+    /// The collection that takes what is remembered.
+    pub(super) fn remembers_in(&self) -> String {
+        self.now.memory.remembers_in()
+    }
+
     /// Sets a key. Without a value, or with `default`, it returns to the command line's. Returns a notice if the key was renamed.
     pub(super) fn set(&mut self, key: &str, value: Option<&str>) -> Result<Option<String>, String> {
         let mut key = key.trim_start_matches('-').replace('_', "-");
@@ -175,6 +180,24 @@ mod tests {
         choices.set("think", Some("default")).unwrap();
         assert_eq!(steps(&choices), Some(8));
         assert!(choices.set("think", Some("deeply")).is_err());
+    }
+
+    #[test]
+    fn memory_is_switched_on_and_off() {
+        let mut base = Flags::default();
+        base.memory.memory_collection = vec!["notes".to_owned()];
+        let mut choices = ChatChoices::new(base);
+        let tokens =
+            |choices: &ChatChoices| request(choices).memory.map(|memory| memory.max_tokens);
+        assert_eq!(tokens(&choices), Some(None));
+        choices.set("memory", Some("64")).unwrap();
+        assert_eq!(tokens(&choices), Some(Some(64)));
+        choices.set("memory", Some("0")).unwrap();
+        assert_eq!(tokens(&choices), None);
+        assert!(choices.set("memory", Some("much")).is_err());
+        assert_eq!(choices.remembers_in(), "notes");
+        choices.set("memory-collection", Some("papers")).unwrap();
+        assert_eq!(choices.remembers_in(), "papers");
     }
 
     #[test]

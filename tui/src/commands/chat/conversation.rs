@@ -109,6 +109,11 @@ impl Conversation {
         Ok(path)
     }
 
+    /// The prompts and answers as a text; `None` while there are none.
+    pub(super) fn turns_text(&self) -> Option<String> {
+        (!self.turns.is_empty()).then(|| markdown(self.turns.iter()))
+    }
+
     fn text(&self, path: &Path) -> String {
         let system = self
             .system
@@ -121,9 +126,13 @@ impl Conversation {
             let turns: Vec<_> = turns.collect();
             return format!("{:#}\n", json!(turns));
         }
-        let parts = all.map(|turn| format!("## {}\n\n{}\n", turn.role(), turn.content));
-        parts.collect::<Vec<_>>().join("\n")
+        markdown(all)
     }
+}
+
+fn markdown<'a>(turns: impl Iterator<Item = &'a ChatMessage>) -> String {
+    let parts = turns.map(|turn| format!("## {}\n\n{}\n", turn.role(), turn.content));
+    parts.collect::<Vec<_>>().join("\n")
 }
 
 /// The path with a leading `~` expanded: it was typed in the conversation, where no shell expands it.

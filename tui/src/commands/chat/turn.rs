@@ -1,5 +1,7 @@
 //! Parsing input: a prompt of one line or several, or a command.
 
+use crate::memory::DEFAULT_TOKENS;
+
 /// What an input asks for.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Turn {
@@ -11,6 +13,10 @@ pub(super) enum Turn {
     Model(Option<String>),
     /// Set an option for later answers; without a value it is reset, without a key all are shown.
     Set(Option<(String, Option<String>)>),
+    /// Remember a text as a note.
+    Remember(Option<String>),
+    /// Show the texts of the memory that the last answer had.
+    Sources,
     /// Ask the last prompt again.
     Retry,
     /// Save the conversation to a file.
@@ -43,6 +49,21 @@ pub(super) const COMMANDS: &[(&str, &str, &str)] = &[
         "/think",
         "N",
         "latent thought models: most steps of inference before an answer; as /set think N",
+    ),
+    (
+        "/remember",
+        "TEXT",
+        "adds a note to the daemon's memory, in the first --memory-collection",
+    ),
+    (
+        "/memory",
+        "TOKENS",
+        "puts what the daemon remembers into prompts, in at most so many tokens; \"off\" doesn't",
+    ),
+    (
+        "/sources",
+        "",
+        "shows what of its memory the last answer had",
     ),
     ("/retry", "", "asks the last prompt again"),
     (
@@ -122,6 +143,16 @@ impl From<&str> for Turn {
                 None => (rest, None),
             })),
             "/think" => Self::Set(rest.map(|steps| ("think".to_owned(), Some(steps)))),
+            "/remember" => Self::Remember(rest),
+            "/memory" => {
+                let tokens = match rest.as_deref() {
+                    None | Some("on") => DEFAULT_TOKENS.to_owned(),
+                    Some("off") => "0".to_owned(),
+                    Some(tokens) => tokens.to_owned(),
+                };
+                Self::Set(Some(("memory".to_owned(), Some(tokens))))
+            }
+            "/sources" => Self::Sources,
             "/retry" => Self::Retry,
             "/save" => Self::Save(rest),
             "/reset" => Self::Reset,
@@ -201,6 +232,12 @@ mod tests {
             Turn::Set(Some(("think".into(), text("4"))))
         );
         assert_eq!(Turn::from("/think"), Turn::Set(None));
+        let memory = |tokens: &str| Turn::Set(Some(("memory".into(), text(tokens))));
+        assert_eq!(Turn::from("/memory"), memory("512"));
+        assert_eq!(Turn::from("/memory 64"), memory("64"));
+        assert_eq!(Turn::from("/memory off"), memory("0"));
+        assert_eq!(Turn::from("/sources"), Turn::Sources);
+        assert_eq!(Turn::from("/remember  a b "), Turn::Remember(text("a b")));
     }
 
     #[test]
