@@ -590,7 +590,14 @@ mod tests {
     #[test]
     fn runs_of_earlier_versions_open() {
         let run = include_bytes!("read/first-version.jsonl");
-        assert_eq!(read(run).unwrap(), every_event());
+        let mut events = every_event();
+        for kind in &mut events {
+            if let Event::Started(started) = kind {
+                // What later versions added.
+                started.memory = None;
+            }
+        }
+        assert_eq!(read(run).unwrap(), events);
         let older = read(b"{\"event\":\"done\",\"text_tokens\":3}\n").unwrap();
         let [Event::Done(done)] = &older[..] else {
             panic!("{older:?}");
