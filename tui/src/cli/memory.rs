@@ -147,7 +147,7 @@ pub struct MemoryExport {
 /// What of the daemon's memory goes into a prompt.
 #[derive(Debug, Clone, Default, Args)]
 pub struct MemoryArgs {
-    /// Put what the daemon remembers about the prompt into it, in at most so many tokens; 0 is off [default without a number: 512]
+    /// Put what the daemon remembers about the prompt into it, in at most so many tokens, 512 without a number; 0 doesn't [default: 0]
     #[arg(
         long,
         value_name = "TOKENS",

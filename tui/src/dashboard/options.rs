@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, sync::LazyLock};
 
 use clap::{CommandFactory, Parser};
-use sluice_proto::v1::{GenerateRequest, ModelKind, ModelShape, Snapshot};
+use sluice_proto::v1::{GenerateRequest, ModelKind, ModelShape, Snapshot, generate_request::Input};
 use sluice_shared::{
     decoding::{CanvasGrowth, DecodingError, KvCacheReuse, Speculation},
     level::Level,
@@ -18,7 +18,7 @@ use super::line::EditLine;
 use crate::cli::{Cli, Command, Generate};
 
 /// Flags that the form has, in its order.
-pub const NAMES: [&str; 22] = [
+pub const NAMES: [&str; 24] = [
     "length",
     "preset",
     "policy",
@@ -39,6 +39,8 @@ pub const NAMES: [&str; 22] = [
     "repetition-penalty",
     THINK,
     PRIOR,
+    "memory",
+    COLLECTIONS,
     "stop",
     "system",
 ];
@@ -64,6 +66,8 @@ const KINDS: [(&str, ModelKind); 14] = [
 ];
 /// The one field that a request cannot have beside those of masked diffusion models.
 const STOP: &str = "stop";
+/// The field with the collections of what the daemon remembers.
+const COLLECTIONS: &str = "memory-collection";
 /// The fields that only models with latents accept, and their family.
 const THINK: &str = "think";
 const PRIOR: &str = "prior";
@@ -240,6 +244,10 @@ impl RequestOptions {
         // Every value was validated when it was set, so parsing cannot fail here.
         if let Ok(arguments) = parse(&of_kind(&self.values, kind)) {
             request.length = arguments.length;
+            // Memory goes into conversations alone.
+            if matches!(request.input, Some(Input::Chat(_))) {
+                arguments.memory.apply(request);
+            }
             arguments.decoding.apply(request);
         }
     }
@@ -286,7 +294,7 @@ fn parse(values: &BTreeMap<&'static str, String>) -> Result<Generate, String> {
     for (name, value) in values {
         // `--name=value` in one word: a value that begins with a dash must not be read as a flag.
         let parts: Vec<&str> = match *name {
-            "stop" => value.split(BETWEEN).collect(),
+            STOP | COLLECTIONS => value.split(BETWEEN).collect(),
             _ => vec![value],
         };
         arguments.extend(parts.iter().map(|part| format!("--{name}={part}")));
@@ -353,7 +361,7 @@ pub fn advice(field: &OptionField, value: &str, snapshot: Option<&Snapshot>) -> 
             )
         }));
     }
-    if field.name == "stop" {
+    if [STOP, COLLECTIONS].contains(&field.name) {
         lines.push(format!("separate several with \"{BETWEEN}\""));
     }
     let plan = snapshot.and_then(|snapshot| snapshot.plan.as_ref());
@@ -393,7 +401,7 @@ pub fn advice(field: &OptionField, value: &str, snapshot: Option<&Snapshot>) -> 
 #[cfg(test)]
 mod tests {
     use sluice_proto::v1::{
-        AutoregressiveOptions, DecodingPreset as WirePreset, Plan, generate_request::Decoding,
+        AutoregressiveOptions, Chat, DecodingPreset as WirePreset, Plan, generate_request::Decoding,
     };
 
     use super::*;
@@ -434,6 +442,25 @@ mod tests {
         for field in FIELDS.iter() {
             assert!(!field.help.is_empty(), "{}", field.name);
         }
+    }
+
+    #[test]
+    fn memory_goes_into_conversations_alone() {
+        let mut options = RequestOptions::default();
+        options.set("memory", "64").unwrap();
+        options.set(COLLECTIONS, "notes | papers").unwrap();
+        let memory = |input| {
+            let mut request = GenerateRequest {
+                input: Some(input),
+                ..Default::default()
+            };
+            options.apply(ModelKind::Autoregressive, &mut request);
+            request.memory
+        };
+        let chat = memory(Input::Chat(Chat::default())).expect("asked for");
+        assert_eq!(chat.max_tokens, Some(64));
+        assert_eq!(chat.collections, ["notes", "papers"]);
+        assert_eq!(memory(Input::RawText("x".into())), None);
     }
 
     #[test]
