@@ -23,6 +23,7 @@ mod panels;
 pub mod persist;
 mod persister;
 mod prompt;
+pub mod recall;
 pub mod reel;
 pub mod requests;
 mod screen;

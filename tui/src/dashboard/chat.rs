@@ -397,6 +397,10 @@ impl Chat {
             elapsed_ms: Some(done.elapsed_ms).filter(|ms| ms.is_finite()),
             is_cut,
             limit: AnswerLimit::of(done),
+            memory: started.and_then(|started| {
+                let pieces = started.memory.as_ref()?.pieces.len();
+                u32::try_from(pieces).ok()
+            }),
             context: started.map(|started| started.prompt_tokens.saturating_add(done.text_tokens)),
         };
         match what {

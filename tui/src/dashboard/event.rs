@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crossterm::event::KeyEvent;
 use sluice_proto::v1::{
     ApplyResult, FidelityMeasurement, FidelityResult, GenerateRequest, ListMixesResponse, Model,
-    Operation, Plan, Snapshot, generation_event,
+    Operation, Plan, SearchMemoryResponse, Snapshot, generation_event,
 };
 use sluice_shared::{level::Level, options::PlanOptions};
 
@@ -67,6 +67,13 @@ pub enum Event {
         request_id: u64,
         /// The failure's message, without its hint.
         message: String,
+    },
+    /// What the daemon remembers about some words.
+    Recalled {
+        /// The words that were looked for.
+        query: String,
+        /// What was found.
+        answer: Box<SearchMemoryResponse>,
     },
     /// A run was read from a file.
     Opened(Box<OpenedRun>),
@@ -206,6 +213,15 @@ pub enum Effect {
         file: PathBuf,
         /// The checkpoint folder to make.
         folder: PathBuf,
+    },
+    /// Look for what the daemon remembers about some words.
+    Recall(String),
+    /// Have the daemon remember a note.
+    Remember {
+        /// The collection that takes it; empty: the default.
+        collection: String,
+        /// The note.
+        text: String,
     },
     /// Compare a compressed file with its checksums.
     Verify(PathBuf),

@@ -6,7 +6,7 @@ use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use self::tables::{
     ANYWHERE, CANVAS, CHAT, COMMAND, CONFIRM, FIELD, FILTER, HELP, JOBS, LEVELS, MASK, MEMORY,
-    OPTIONS, OVERVIEW, PAGES, PROMPT,
+    OPTIONS, OVERVIEW, PAGES, PROMPT, RECALL,
 };
 pub use self::tables::{Binding, TABLES};
 
@@ -91,6 +91,8 @@ pub enum Mode {
     Field,
     /// Choosing words of an answer to rewrite.
     Mask,
+    /// Looking at what the daemon remembers.
+    Recall,
 }
 
 /// What a key does.
@@ -206,6 +208,7 @@ impl Mode {
             Self::Options => OPTIONS,
             Self::Field => FIELD,
             Self::Mask => MASK,
+            Self::Recall => RECALL,
         };
         [own, ANYWHERE, &[]]
     }
@@ -241,7 +244,7 @@ impl Mode {
 mod tests {
     use super::*;
 
-    const MODES: [Mode; 9] = [
+    const MODES: [Mode; 10] = [
         Mode::Page,
         Mode::Prompt,
         Mode::Help,
@@ -251,6 +254,7 @@ mod tests {
         Mode::Options,
         Mode::Field,
         Mode::Mask,
+        Mode::Recall,
     ];
 
     fn key(code: KeyCode, modifiers: KeyModifiers) -> KeyEvent {

@@ -258,6 +258,14 @@ impl RequestOptions {
         self.value("system").map(str::to_owned)
     }
 
+    /// The collection that takes what is remembered from here; empty: the default.
+    #[must_use]
+    pub fn remembers_in(&self) -> String {
+        let collections = self.value(COLLECTIONS).unwrap_or_default();
+        let first = collections.split(BETWEEN).next();
+        first.unwrap_or_default().to_owned()
+    }
+
     /// The options as flags of `sluice generate`; `None` if none are set. The system prompt is left out: it is shown elsewhere.
     #[must_use]
     pub fn flags(&self) -> Option<String> {

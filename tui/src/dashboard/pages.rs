@@ -7,4 +7,5 @@ pub(super) mod levels;
 pub(super) mod memory;
 pub(super) mod options;
 pub(super) mod overview;
+pub(super) mod recall;
 mod table;

@@ -19,6 +19,7 @@ use super::{
     line::EditLine,
     options::RequestOptions,
     persist::{ChosenLooks, PersistSchedule},
+    recall::Recall,
     reel::{OpenedRun, PassReel},
     requests::Requests,
 };
@@ -112,6 +113,8 @@ pub struct DashboardState {
     pub fidelity: Vec<LevelFidelity>,
     /// Jobs and models.
     pub jobs: Jobs,
+    /// What is looked at of what the daemon remembers.
+    pub recall: Recall,
     /// Whether the dashboard takes mouse events; otherwise the terminal keeps them.
     pub mouse: bool,
     /// Looks that were chosen while the dashboard ran, which are saved.
@@ -233,6 +236,7 @@ impl DashboardState {
             levels: Levels::default(),
             fidelity: Vec::new(),
             jobs: Jobs::default(),
+            recall: Recall::default(),
             mouse: true,
             chosen_looks: ChosenLooks::default(),
             persist_schedule: None,

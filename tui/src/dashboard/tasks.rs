@@ -2,6 +2,7 @@
 
 mod jobs;
 mod levels;
+mod memory;
 mod models;
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
@@ -168,6 +169,16 @@ impl Tasks {
             Effect::Decompress { file, folder } => {
                 self.spawn(Event::Failed, move |daemon, events| async move {
                     jobs::decompress(daemon, file, folder, events).await
+                });
+            }
+            Effect::Recall(query) => {
+                self.spawn(Event::Failed, move |daemon, events| async move {
+                    memory::search(daemon, query, events).await
+                });
+            }
+            Effect::Remember { collection, text } => {
+                self.spawn(Event::Failed, move |daemon, events| async move {
+                    memory::remember(daemon, collection, text, events).await
                 });
             }
             Effect::Verify(file) => {

@@ -7,6 +7,7 @@ mod journeys;
 mod levels;
 mod lists;
 mod prompt;
+mod recall;
 mod screens;
 
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};

@@ -11,6 +11,7 @@ mod levels;
 pub(super) mod navigation;
 mod options;
 mod pages;
+mod recall;
 mod requests;
 mod sending;
 
@@ -26,6 +27,7 @@ use super::{
     jobs::is_started_anew,
     keys::{Action, Mode, Page},
     line, persister, prompt,
+    recall::Recall,
     requests::{OwnRequest, is_active},
     state::{AfterYes, DaemonLink, DashboardState},
     view::{help_lines, prompt_columns},
@@ -134,6 +136,12 @@ pub fn update(state: &mut DashboardState, event: Event, now_ms: u64) -> UpdateOu
             }
         }
         Event::Opened(opened) => canvas::open(state, opened),
+        Event::Recalled { query, answer } => {
+            for notice in &answer.notices {
+                state.tell(notice.clone());
+            }
+            recall::open(state, Recall::found(&query, &answer));
+        }
         Event::Succeeded(message) => state.tell(message),
         Event::Failed(message) => state.warn(message),
         Event::Planned { .. }
@@ -277,6 +285,7 @@ fn act(state: &mut DashboardState, action: Action, key: &KeyEvent, effects: &mut
         (Mode::Options | Mode::Field, _) if action != Action::Help => {
             options::act(state, action, effects);
         }
+        (Mode::Recall, _) if action != Action::Help => recall::act(state, action),
         (Mode::Mask, _) if action != Action::Help => chat::mask(state, action, effects),
         (Mode::Prompt, Action::HelpIfEmpty) if !state.prompt.value().is_empty() => {
             write(state, key);

@@ -93,6 +93,7 @@ fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
             Mode::Help => draw_help(screen),
             Mode::Confirm => draw_question(screen),
             Mode::Options => pages::options::draw(screen),
+            Mode::Recall => pages::recall::draw(screen),
             Mode::Command => command::draw(screen, footer),
             Mode::Page | Mode::Prompt | Mode::Filter | Mode::Field | Mode::Mask => {}
         }

@@ -63,6 +63,9 @@ pub struct AnswerOrigin {
     /// Tokens of the context that the conversation takes with this answer, where that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub context: Option<u32>,
+    /// Pieces of the daemon's memory that stood in its prompt, where that was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<u32>,
 }
 
 /// The limit that cut an answer off.

@@ -598,6 +598,26 @@ pub(super) static MASK: &[Binding] = &[
     ),
 ];
 
+/// Keys while pieces of what the daemon remembers are looked at.
+pub(super) static RECALL: &[Binding] = &[
+    movement!(up: "the piece before"),
+    movement!(down: "the piece after"),
+    movement!(page_up: "its text up"),
+    movement!(page_down: "its text down"),
+    bind(
+        &[code(KeyCode::Esc), letter('q')],
+        "Esc",
+        "close",
+        Action::Escape,
+    ),
+    bind(
+        &[letter('?'), code(KeyCode::F(1))],
+        "?",
+        "help",
+        Action::Help,
+    ),
+];
+
 /// Every table with its heading, as the help shows them.
 pub static TABLES: &[(&str, &[Binding])] = &[
     ("On every page", PAGES),
@@ -607,6 +627,7 @@ pub static TABLES: &[(&str, &[Binding])] = &[
     ("Canvas", CANVAS),
     ("Chat", CHAT),
     ("Words of an answer", MASK),
+    ("What is remembered", RECALL),
     ("Levels", LEVELS),
     ("Jobs", JOBS),
     ("Options", OPTIONS),

@@ -32,6 +32,7 @@ fn turns(prompt: &str, answer: &str) -> Vec<Turn> {
         is_cut: false,
         limit: Some(AnswerLimit::Length),
         context: Some(30),
+        memory: Some(2),
     };
     let answer = Turn {
         origin: Some(origin),

@@ -63,7 +63,7 @@ pub(super) async fn verify(
 }
 
 /// Waits for a job's end and reports its result under the name of its file or folder.
-async fn follow<R: OperationResponse>(
+pub(super) async fn follow<R: OperationResponse>(
     daemon: DaemonConnection,
     answer: Result<Response<Streaming<R>>, Status>,
     named: String,

@@ -8,7 +8,7 @@ use super::*;
 const ANSWER: &str = "Once upon a time a river ran dry, and the mill stood still.\n\nThe end.";
 
 /// The chat page, with the prompt line open.
-fn chatting() -> DashboardState {
+pub(super) fn chatting() -> DashboardState {
     let mut state = idle();
     press(&mut state, KeyCode::Esc);
     press(&mut state, KeyCode::Char('4'));
@@ -25,7 +25,7 @@ fn chatting() -> DashboardState {
 }
 
 /// Sends a prompt, and gives what was sent.
-fn send(state: &mut DashboardState, prompt: &str) -> GenerateRequest {
+pub(super) fn send(state: &mut DashboardState, prompt: &str) -> GenerateRequest {
     write(state, prompt);
     sent(press(state, KeyCode::Enter))
 }

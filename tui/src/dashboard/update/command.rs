@@ -15,7 +15,7 @@ use super::{
     },
     chat, jobs, levels,
     navigation::go,
-    sending,
+    recall, sending,
 };
 
 pub(super) fn act(state: &mut DashboardState, action: Action, effects: &mut Vec<Effect>) {
@@ -35,13 +35,13 @@ pub(super) fn act(state: &mut DashboardState, action: Action, effects: &mut Vec<
             }
         }
         Action::Complete => complete(state),
-        Action::Up => recall(state, -1),
-        Action::Down => recall(state, 1),
+        Action::Up => earlier(state, -1),
+        Action::Down => earlier(state, 1),
         _ => {}
     }
 }
 
-fn recall(state: &mut DashboardState, by: isize) {
+fn earlier(state: &mut DashboardState, by: isize) {
     let present = state.command.value().to_owned();
     if let Some(line) = state.commands.step(&present, by) {
         state.command = Input::new(line);
@@ -99,6 +99,10 @@ fn carry_out(
         CommandVerb::Verify => verify(state, text, effects)?,
         CommandVerb::Cancel => cancel(state, text, effects)?,
         CommandVerb::Raw => raw(state, text, effects)?,
+        CommandVerb::Search => recall::search(state, text, effects)?,
+        CommandVerb::Sources => recall::sources(state)?,
+        CommandVerb::Remember => recall::remember(state, text, effects)?,
+        CommandVerb::Memory => recall::switch(state, text)?,
         CommandVerb::New => chat::begin(state),
         CommandVerb::Save => save(state, text, effects)?,
         CommandVerb::Open => effects.push(Effect::Open(PathBuf::from(text))),
@@ -135,7 +139,7 @@ fn complete(state: &mut DashboardState) {
     }
 }
 
-fn connected(state: &DashboardState) -> Result<(), String> {
+pub(super) fn connected(state: &DashboardState) -> Result<(), String> {
     match state.is_connected() {
         true => Ok(()),
         false => Err("not connected".to_owned()),

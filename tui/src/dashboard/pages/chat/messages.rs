@@ -348,6 +348,10 @@ fn figures(turn: &Turn) -> String {
         words.push(format!("{} passes", units::count(origin.passes.into())));
         words.extend(origin.elapsed_ms.map(units::duration_ms));
         words.push(if origin.exact { "exact" } else { "not exact" }.to_owned());
+        let memory = origin
+            .memory
+            .map(|pieces| format!("{pieces} pieces of memory"));
+        words.extend(memory);
         words.push(format!("seed {}", origin.seed));
         words.push(format!("request {}", origin.request_id));
     }
