@@ -5,8 +5,6 @@ use sluice_shared::units;
 
 use crate::{dates, text::sanitise_line};
 
-/// The collection where none is named.
-pub const DEFAULT_COLLECTION: &str = "default";
 /// Tokens of a prompt that memory may take where nobody says how many.
 pub const DEFAULT_TOKENS: &str = "512";
 /// Bytes of the beginning of a text that make its title.
@@ -34,24 +32,35 @@ fn short_name(name: &str) -> &str {
     }
 }
 
-/// A piece that stands in a prompt: `memory [1] notes/pool.md · Opening hours (score 0.03, 41 tokens)`.
+/// A piece that stands in a prompt: `memory [1] notes/pool.md · Opening hours (score 0.033, 41 tokens)`.
 #[must_use]
 pub fn used(piece: &UsedPiece) -> String {
     let (source, found) = parts(piece.hit.as_ref());
     format!(
-        "memory [{}] {} (score {:.2}, {} tokens)",
+        "memory [{}] {} (score {}, {} tokens)",
         piece.label,
         below(short_name(&source.name), &found.heading),
-        piece.hit.as_ref().map_or(0.0, |hit| hit.score),
+        score(piece.hit.as_ref().map_or(0.0, |hit| hit.score)),
         units::count(piece.tokens.into()),
     )
+}
+
+/// A score: BM25 of a word that most pieces have is a few millionths.
+#[must_use]
+pub fn score(value: f64) -> String {
+    match value.abs() {
+        0.0 => "0".to_owned(),
+        size if size >= 1.0 => format!("{value:.2}"),
+        size if size >= 0.001 => format!("{value:.3}"),
+        _ => format!("{value:.1e}"),
+    }
 }
 
 /// What stands in a prompt, a line for each piece.
 #[must_use]
 pub fn used_lines(memory: &PromptMemory) -> Vec<String> {
     match memory.pieces.is_empty() {
-        true => vec!["memory: nothing was found for this prompt".to_owned()],
+        true => vec!["memory: no piece stands in this prompt".to_owned()],
         false => memory.pieces.iter().map(used).collect(),
     }
 }
@@ -100,6 +109,8 @@ pub fn title(seconds: u64, text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use sluice_proto::model::MEMORY_TOKENS_DEFAULT;
+
     use super::*;
 
     fn piece(name: &str, heading: &str) -> UsedPiece {
@@ -114,7 +125,7 @@ mod tests {
                     text: "open\nat 8\n".into(),
                     ..Default::default()
                 }),
-                score: 0.0325,
+                score: 0.0328,
                 ..Default::default()
             }),
             label: 1,
@@ -126,11 +137,11 @@ mod tests {
     fn a_used_piece_fits_a_line() {
         assert_eq!(
             used(&piece("/home/ada/notes/pool.md", "Opening\n\x1b[2Jhours")),
-            "memory [1] notes/pool.md · Opening \u{fffd}[2Jhours (score 0.03, 41 tokens)"
+            "memory [1] notes/pool.md · Opening \u{fffd}[2Jhours (score 0.033, 41 tokens)"
         );
         assert_eq!(
             used(&piece("a/b/note", "")),
-            "memory [1] a/b/note (score 0.03, 41 tokens)"
+            "memory [1] a/b/note (score 0.033, 41 tokens)"
         );
         assert_eq!(short_name("/pool.md"), "/pool.md");
         let memory = PromptMemory {
@@ -139,7 +150,18 @@ mod tests {
         };
         assert_eq!(used_texts(&memory)[0], "[1] /n/pool.md · Hours\nopen\nat 8");
         assert_eq!(used_lines(&memory).len(), 2);
-        assert!(used_lines(&PromptMemory::default())[0].contains("nothing was found"));
+        assert!(used_lines(&PromptMemory::default())[0].contains("no piece"));
+    }
+
+    #[test]
+    fn the_default_is_the_daemons() {
+        assert_eq!(DEFAULT_TOKENS, MEMORY_TOKENS_DEFAULT.to_string());
+    }
+
+    #[test]
+    fn scores_have_the_digits_that_tell_them_apart() {
+        let told = [4.5, 0.0328, -0.25, 0.0000012, 0.0].map(score);
+        assert_eq!(told, ["4.50", "0.033", "-0.250", "1.2e-6", "0"]);
     }
 
     #[test]

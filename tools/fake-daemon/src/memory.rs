@@ -112,7 +112,7 @@ impl MemoryService for Service {
             let _ = sender.send(Ok(running)).await;
             if service.hangs() {
                 service.until_cancelled().await;
-                let words = "the import was cancelled; 1 source was kept";
+                let words = "the job was cancelled";
                 let _ = sender.send(Err(Status::cancelled(words))).await;
                 return;
             }

@@ -159,7 +159,12 @@ impl Talk {
             Turn::Remember(None) => say("/remember needs a text"),
             Turn::Remember(Some(text)) => {
                 let answer = self
-                    .remember(MemorySourceKind::Note, text, interrupts, out)
+                    .remember(
+                        MemorySourceKind::Note,
+                        (&text, text.clone()),
+                        interrupts,
+                        out,
+                    )
                     .await;
                 self.report_failure(answer)?;
             }
@@ -252,12 +257,13 @@ impl Talk {
     async fn remember(
         &self,
         kind: MemorySourceKind,
-        text: String,
+        named: (&str, String),
         interrupts: &mut Signal,
         out: &mut StandardOutput,
     ) -> Result<(), Failure> {
         let collection = self.choices.remembers_in();
-        let done = memory::remember(&self.daemon, &collection, kind, text, interrupts, out).await?;
+        let done =
+            memory::remember(&self.daemon, &collection, kind, named, interrupts, out).await?;
         dim(&done);
         Ok(())
     }
@@ -268,10 +274,10 @@ impl Talk {
         interrupts: &mut Signal,
         out: &mut StandardOutput,
     ) -> Result<(), Failure> {
-        match self.conversation.turns_text() {
+        match self.conversation.remembered() {
             None => Ok(()),
-            Some(text) => {
-                self.remember(MemorySourceKind::Conversation, text, interrupts, out)
+            Some(named) => {
+                self.remember(MemorySourceKind::Conversation, named, interrupts, out)
                     .await
             }
         }

@@ -142,17 +142,17 @@ async fn add(
     }
 }
 
-/// Remembers a text of a conversation. Returns what came of it, in a line.
+/// Remembers a text whose title has some words of it. Returns what came of it, in a line.
 pub(super) async fn remember(
     daemon: &DaemonConnection,
     collection: &str,
     kind: MemorySourceKind,
-    text: String,
+    (words, text): (&str, String),
     interrupts: &mut Signal,
     out: &mut StandardOutput,
 ) -> Result<String, Failure> {
     let now = dates::now();
-    let source = Source::text(kind, now, memory::title(now, &text), text);
+    let source = Source::text(kind, now, memory::title(now, words), text);
     let begin = ImportBegin {
         collection: collection.to_owned(),
         total_bytes: source.bytes,

@@ -41,7 +41,7 @@ impl Recall {
     /// What a search found.
     #[must_use]
     pub fn found(query: &str, answer: &SearchMemoryResponse) -> Self {
-        let piece = |hit: &MemoryHit| RecalledPiece::of(&format!("{:.3}", hit.score), Some(hit));
+        let piece = |hit: &MemoryHit| RecalledPiece::of(&memory::score(hit.score), Some(hit));
         Self {
             title: format!("Remembered, by {}: {query}", answer.ranking()),
             pieces: answer.hits.iter().map(piece).collect(),

@@ -9,6 +9,7 @@ use sluice_proto::v1::{
     UsedPiece, generation_event::Event, remove_sources_request::What,
 };
 
+use crate::daemon::Daemon;
 use crate::support::{Client, code, interrupt, run_with_input, said, stderr, stdout};
 
 fn fake() -> FakeDaemon {
@@ -130,10 +131,10 @@ fn control_c_cancels_an_import_and_tells_what_was_kept() {
     assert_eq!(code(&output), 130, "{}", stderr(&output));
     let told = stderr(&output);
     assert!(
-        told.contains("the import was cancelled; 1 source was kept"),
+        told.contains("the sources that were done are kept"),
         "{told}"
     );
-    assert!(told.contains("sources that were done stay"), "{told}");
+    assert!(told.contains("run the same command again"), "{told}");
     assert_eq!(fake.seen.lock().unwrap().operations_cancelled, [5]);
 }
 
@@ -207,7 +208,7 @@ fn a_search_asks_for_what_the_flags_say() {
         "--verbose",
     ];
     let output = fake.output(&line);
-    assert!(stdout(&output).contains("words 4.500, vectors 0.750\n"));
+    assert!(stdout(&output).contains("words 4.50, vectors 0.750\n"));
     let seen = fake.seen.lock().unwrap();
     let asked = &seen.searched[1];
     assert_eq!(asked.collections, ["a", "b"]);
@@ -290,8 +291,8 @@ fn a_prompt_takes_memory_along_and_says_what() {
     assert_eq!(stdout(&output), "well\n");
     let told = stderr(&output);
     for line in [
-        "memory [1] notes/pool.md · Pool > Opening hours (score 0.03, 41 tokens)",
-        "memory [2] Bicycle (score 0.03, 42 tokens)",
+        "memory [1] notes/pool.md · Pool > Opening hours (score 0.033, 41 tokens)",
+        "memory [2] Bicycle (score 0.032, 42 tokens)",
     ] {
         assert!(told.lines().any(|found| found == line), "{told}");
     }
@@ -337,6 +338,47 @@ fn a_conversation_switches_memory_and_is_remembered() {
     assert_eq!(words, b"the pool opens at 8");
     assert!(note.name.ends_with(" the pool opens at 8"), "{}", note.name);
     assert_eq!(all.kind(), MemorySourceKind::Conversation);
+    assert!(all.name.ends_with(" hello"), "{}", all.name);
     let turns = String::from_utf8_lossy(turns);
     assert!(turns.starts_with("## user\n\nhello\n\n## assistant\n\nwell\n\n## user\n\nagain"));
+}
+
+/// docs/remembering.md, with the real daemon.
+#[test]
+fn the_daemon_remembers_finds_and_forgets() {
+    let daemon = Daemon::start();
+    let folder = tempfile::tempdir().unwrap();
+    let text = "# Pool\n\nIt is in Green Street.\n\n## Hours\n\nThe pool opens at eight.\n";
+    fs::write(folder.path().join("pool.md"), text).unwrap();
+    let at = folder.path().to_str().unwrap();
+    let told = |arguments: &[&str]| {
+        let output = daemon.run(arguments);
+        assert_eq!(code(&output), 0, "{}", stderr(&output));
+        stdout(&output)
+    };
+    assert!(told(&["memory", "add", at]).starts_with("default: 1 sources in 2 pieces"));
+    assert!(told(&["memory", "add", at]).contains(", 1 unchanged"));
+    let found = told(&["memory", "search", "when does the pool open?"]);
+    assert!(found.contains("The pool opens at eight."), "{found}");
+    let line = [
+        "generate",
+        "--memory",
+        "--length",
+        "4",
+        "When does the pool open?",
+    ];
+    let output = daemon.run(&line);
+    let first = stderr(&output);
+    assert!(first.contains("memory [1] "), "{first}");
+    assert!(first.contains("/pool.md · Pool"), "{first}");
+    let exported: Value = serde_json::from_str(&told(&["memory", "export"])).unwrap();
+    let id = exported["source"]["source_id"].to_string();
+    assert_eq!(exported["pieces"].as_array().map(Vec::len), Some(2));
+    assert!(told(&["memory", "show", &id, "--piece", "1"]).contains("opens at eight"));
+    assert_eq!(
+        told(&["memory", "rm", &id]),
+        format!("forgot source {id}, 2 pieces\n")
+    );
+    assert!(told(&["memory", "wipe", "--yes"]).starts_with("forgot everything, 0 sources"));
+    assert_eq!(told(&["memory", "list"]), "nothing is remembered\n");
 }

@@ -109,9 +109,10 @@ impl Conversation {
         Ok(path)
     }
 
-    /// The prompts and answers as a text; `None` while there are none.
-    pub(super) fn turns_text(&self) -> Option<String> {
-        (!self.turns.is_empty()).then(|| markdown(self.turns.iter()))
+    /// The first prompt, and prompts and answers as a text; `None` while there are none.
+    pub(super) fn remembered(&self) -> Option<(&str, String)> {
+        let first = self.turns.first()?;
+        Some((&first.content, markdown(self.turns.iter())))
     }
 
     fn text(&self, path: &Path) -> String {

@@ -9,6 +9,7 @@ use std::{
 };
 
 use futures_util::{Stream, stream};
+use sluice_proto::model::COLLECTION_DEFAULT;
 use sluice_proto::v1::{
     ImportBegin, ImportSourcesRequest, MemorySourceKind, Operation, OperationProgress,
     SourceHeader, import_sources_request::Part, operation::Outcome,
@@ -23,7 +24,6 @@ use tokio::{
 use super::super::operations::{NewNotices, OnInterrupt, Step, follow};
 use crate::{
     connection::DaemonConnection,
-    memory,
     operations::no_result,
     output::{Failure, StandardOutput, dim, say},
     text::sanitise_line,
@@ -83,9 +83,9 @@ pub(in super::super) async fn run(
     let (messages, failed) = messages(begin, sources)?;
     let cancels = OnInterrupt::Cancels {
         announce: || say("cancelling"),
-        cancelled: |failure| {
-            let failure = failure.by_interrupt();
-            failure.with_hint("sources that were done stay; run the same command again to go on")
+        cancelled: |_| {
+            Failure::interrupted("the sources that were done are kept")
+                .with_hint("run the same command again to go on with the rest")
         },
         unconfirmed: || {
             Failure::interrupted("the daemon has not confirmed the end of the import")
@@ -142,7 +142,7 @@ pub(in super::super) fn outcome(
         .filter(|outcome| matches!(outcome, Outcome::Import(_)))
         .ok_or_else(no_result)?;
     let collection = match collection {
-        "" => memory::DEFAULT_COLLECTION,
+        "" => COLLECTION_DEFAULT,
         name => name,
     };
     let line = container::outcome(collection, result, operation.elapsed_ms);

@@ -236,9 +236,9 @@ fn lines(found: &SearchMemoryResponse, verbose: bool, columns: Option<usize>) ->
         let place = memory::place(&source, &piece);
         let (id, number) = (source.source_id, piece.number);
         lines.push(fit(&format!(
-            "{:>3}  {:>7.3}  {place} (source {id}, piece {number})",
+            "{:>3}  {:>7}  {place} (source {id}, piece {number})",
             index + 1,
-            hit.score,
+            memory::score(hit.score),
         )));
         if verbose {
             lines.push(format!("     {}", reasons(hit)));
@@ -257,9 +257,7 @@ fn lines(found: &SearchMemoryResponse, verbose: bool, columns: Option<usize>) ->
 
 /// What the words and the vectors say of a piece.
 fn reasons(hit: &MemoryHit) -> String {
-    let said = |value: Option<f64>| {
-        value.map_or("not among the best".into(), |value| format!("{value:.3}"))
-    };
+    let said = |value: Option<f64>| value.map_or("not among the best".into(), memory::score);
     format!("words {}, vectors {}", said(hit.bm25), said(hit.cosine))
 }
 
@@ -282,7 +280,7 @@ mod tests {
                 text: "The pool\n  opens\x1b[2J at 8.\n".into(),
                 ..Default::default()
             }),
-            score: 0.0325,
+            score: 0.0328,
             bm25: Some(4.5),
             cosine: None,
         };
@@ -310,7 +308,7 @@ mod tests {
         assert_eq!(
             lines(&found(), true, None)[1..],
             [
-                "     words 4.500, vectors not among the best",
+                "     words 4.50, vectors not among the best",
                 "     The pool",
                 "       opens\u{fffd}[2J at 8."
             ]

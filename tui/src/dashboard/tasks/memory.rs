@@ -1,6 +1,7 @@
 //! Calls about what the daemon remembers.
 
 use futures_util::stream;
+use sluice_proto::model::COLLECTION_DEFAULT;
 use sluice_proto::v1::{
     ImportBegin, ImportSourcesRequest, MemorySourceKind, SearchMemoryRequest, SourceHeader,
     import_sources_request::Part,
@@ -8,12 +9,7 @@ use sluice_proto::v1::{
 use tokio::sync::mpsc::Sender;
 
 use super::{super::event::Event, jobs};
-use crate::{
-    connection::DaemonConnection,
-    dates,
-    memory::{DEFAULT_COLLECTION, title},
-    output::Failure,
-};
+use crate::{connection::DaemonConnection, dates, memory::title, output::Failure};
 
 /// Finds pieces.
 pub(super) async fn search(
@@ -59,7 +55,7 @@ pub(super) async fn remember(
     let messages = parts.map(|part| ImportSourcesRequest { part: Some(part) });
     let answer = daemon.memory().import_sources(stream::iter(messages)).await;
     let named = match collection.is_empty() {
-        true => DEFAULT_COLLECTION.to_owned(),
+        true => COLLECTION_DEFAULT.to_owned(),
         false => collection,
     };
     jobs::follow(daemon, answer, named, events).await
