@@ -323,6 +323,12 @@ pub enum Failure {
         /// Whether the shutdown cancelled it.
         by_shutdown: bool,
     },
+    /// Somebody stopped an import, its caller went away, or the daemon ends.
+    #[error("the import was cancelled; sources that were remembered before stay: {sources}")]
+    ImportCancelled {
+        /// How many those are, the unchanged ones included.
+        sources: u64,
+    },
     /// No operation of that id, or no longer.
     #[error("there is no operation {id}")]
     UnknownOperation {

@@ -186,6 +186,9 @@ mod tests {
             SLEEPING_MAX as u64,
             CHANGES_MAX as u64,
             CHANGES_OF_USER_MAX as u64,
+            REMEMBERING_LINE_MAX as u64,
+            IMPORTS_MAX as u64,
+            IMPORTS_OF_USER_MAX as u64,
             WINDOW_BYTES as u64,
             MESSAGES_BYTES_MAX as u64,
             USER_MESSAGES_BYTES_MAX as u64,
@@ -202,6 +205,7 @@ mod tests {
             FIRST_CALL_TIMEOUT as Duration,
             MESSAGE_TIMEOUT as Duration,
             STATE_TIMEOUT as Duration,
+            IMPORT_TIMEOUT as Duration,
             IDLE_TIMEOUT as Duration,
             PING_INTERVAL as Duration,
             PING_TIMEOUT as Duration

@@ -199,6 +199,9 @@ fn row(failure: &Failure) -> ErrorRow {
         | Failure::OperationInProgress { .. }
         | Failure::JobCancelled { .. } => job::of(failure),
         Failure::Memory(error) => memory::of(error),
+        Failure::ImportCancelled { sources } => ErrorRow::new(Code::Cancelled, "CANCELLED")
+            .hint("run the same command again for the rest")
+            .figure("sources", sources),
         Failure::TooManyImports { .. } => {
             ErrorRow::new(Code::ResourceExhausted, "TOO_MANY_IMPORTS")
                 .hint("try again when one has ended; `sluice jobs` shows them")

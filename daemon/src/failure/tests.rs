@@ -111,6 +111,7 @@ fn name(failure: &Failure) -> &'static str {
         F::Optimization(OptimizeError::Threads(_)) => "optimization: threads",
         F::Optimization(_) => "optimization: cancelled",
         F::Memory(error) => memory::name(error),
+        F::ImportCancelled { .. } => "import cancelled",
         F::TooManyImports { .. } => "too many imports",
         F::OperationInProgress { .. } => "operation in progress",
         F::JobCancelled { .. } => "job cancelled",
@@ -203,7 +204,7 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
 }
 
 /// Variants that [`name`] knows.
-const VARIANTS: usize = 234;
+const VARIANTS: usize = 236;
 
 /// An example of each variant with its code; of `Io`, one of each kind that matters.
 async fn all() -> Vec<(Failure, Code)> {
@@ -529,6 +530,7 @@ async fn all() -> Vec<(Failure, Code)> {
     all.extend(job::examples());
     all.extend(memory::examples());
     all.push((F::TooManyImports { max: 4 }, ResourceExhausted));
+    all.push((F::ImportCancelled { sources: 2 }, Cancelled));
     all.extend(broken.map(|error| (error.into(), FailedPrecondition)));
     let wrong = wrong_requests().into_iter();
     all.extend(wrong.map(|error| (error.into(), InvalidArgument)));

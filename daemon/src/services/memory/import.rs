@@ -76,10 +76,8 @@ fn invalid(field: &'static str, problem: &str) -> Failure {
 }
 
 fn cancelled() -> Failure {
-    Failure::JobCancelled {
-        partial_path: None,
-        by_shutdown: false,
-    }
+    // How many there are is known where the import ends.
+    Failure::ImportCancelled { sources: 0 }
 }
 
 impl Daemon {
@@ -135,15 +133,13 @@ impl Daemon {
         };
         tokio::spawn(async move {
             let result = importer.run(messages).await;
-            let by_shutdown = importer.daemon.operations.is_closed();
+            let done = std::mem::take(&mut importer.done);
             let result = result.map_err(|failure| match failure {
-                Failure::JobCancelled { partial_path, .. } => Failure::JobCancelled {
-                    partial_path,
-                    by_shutdown,
+                Failure::ImportCancelled { .. } => Failure::ImportCancelled {
+                    sources: done.sources + done.unchanged,
                 },
                 other => other,
             });
-            let done = std::mem::take(&mut importer.done);
             (importer.running).finish(result.map(|()| Outcome::Import(done)));
         });
         Ok(operation)
