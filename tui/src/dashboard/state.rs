@@ -292,6 +292,17 @@ impl DashboardState {
         self.link == DaemonLink::Connected
     }
 
+    /// Refuses what needs the daemon where the connection is lost.
+    ///
+    /// # Errors
+    /// Says so.
+    pub fn check_connected(&self) -> Result<(), String> {
+        match self.is_connected() {
+            true => Ok(()),
+            false => Err("not connected".to_owned()),
+        }
+    }
+
     /// The mode that the help was opened in.
     pub(super) fn mode_below_help(&self) -> Mode {
         let mut below = self.modes.iter().rev();

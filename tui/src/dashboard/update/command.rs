@@ -139,15 +139,8 @@ fn complete(state: &mut DashboardState) {
     }
 }
 
-pub(super) fn connected(state: &DashboardState) -> Result<(), String> {
-    match state.is_connected() {
-        true => Ok(()),
-        false => Err("not connected".to_owned()),
-    }
-}
-
 fn level(state: &mut DashboardState, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
-    connected(state)?;
+    state.check_connected()?;
     let level: Level = text.parse()?;
     levels::choose(state, Some(level), None, effects);
     Ok(())
@@ -158,7 +151,7 @@ fn try_budget(
     text: &str,
     effects: &mut Vec<Effect>,
 ) -> Result<(), String> {
-    connected(state)?;
+    state.check_connected()?;
     let budget_bytes = match text {
         "now" => None,
         size => Some(units::parse_bytes(size)?),
@@ -168,7 +161,7 @@ fn try_budget(
 }
 
 fn budget(state: &mut DashboardState, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
-    connected(state)?;
+    state.check_connected()?;
     match text {
         "auto" => levels::default_budget(state),
         size => {
@@ -180,7 +173,7 @@ fn budget(state: &mut DashboardState, text: &str, effects: &mut Vec<Effect>) -> 
 }
 
 fn restore(state: &mut DashboardState, effects: &mut Vec<Effect>) -> Result<(), String> {
-    connected(state)?;
+    state.check_connected()?;
     levels::restore(state, effects);
     Ok(())
 }
@@ -190,26 +183,26 @@ fn fidelity(
     text: &str,
     effects: &mut Vec<Effect>,
 ) -> Result<(), String> {
-    connected(state)?;
+    state.check_connected()?;
     levels::measure(state, text.parse()?, effects);
     Ok(())
 }
 
 fn load(state: &mut DashboardState, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
-    connected(state)?;
+    state.check_connected()?;
     jobs::load(state, text.to_owned(), effects);
     Ok(())
 }
 
 fn pull(state: &mut DashboardState, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
-    connected(state)?;
+    state.check_connected()?;
     state.tell(format!("the hub is asked for {text}"));
     effects.push(Effect::Pull(text.to_owned()));
     Ok(())
 }
 
 fn unload(state: &mut DashboardState) -> Result<(), String> {
-    connected(state)?;
+    state.check_connected()?;
     jobs::unload(state);
     Ok(())
 }
@@ -219,7 +212,7 @@ fn compress(
     text: &str,
     effects: &mut Vec<Effect>,
 ) -> Result<(), String> {
-    connected(state)?;
+    state.check_connected()?;
     let (name, output) = text
         .split_once(char::is_whitespace)
         .ok_or("compress takes MODEL FILE")?;
@@ -235,7 +228,7 @@ fn decompress(
     text: &str,
     effects: &mut Vec<Effect>,
 ) -> Result<(), String> {
-    connected(state)?;
+    state.check_connected()?;
     let (file, folder) = text
         .split_once(char::is_whitespace)
         .ok_or("decompress takes FILE FOLDER")?;
@@ -247,7 +240,7 @@ fn decompress(
 }
 
 fn verify(state: &mut DashboardState, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
-    connected(state)?;
+    state.check_connected()?;
     effects.push(Effect::Verify(absolute(text)?));
     Ok(())
 }
@@ -262,7 +255,7 @@ fn absolute(text: &str) -> Result<PathBuf, String> {
 }
 
 fn cancel(state: &mut DashboardState, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
-    connected(state)?;
+    state.check_connected()?;
     let id = text
         .parse()
         .map_err(|_| format!("'{text}' is not the number of a request"))?;

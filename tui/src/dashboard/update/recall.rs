@@ -8,7 +8,6 @@ use super::{
         recall::Recall,
         state::DashboardState,
     },
-    command::connected,
     navigation::SCROLL_LINES,
 };
 use crate::memory::DEFAULT_TOKENS;
@@ -63,7 +62,7 @@ pub(super) fn search(
     text: &str,
     effects: &mut Vec<Effect>,
 ) -> Result<(), String> {
-    connected(state)?;
+    state.check_connected()?;
     effects.push(Effect::Recall(text.to_owned()));
     Ok(())
 }
@@ -74,7 +73,7 @@ pub(super) fn remember(
     text: &str,
     effects: &mut Vec<Effect>,
 ) -> Result<(), String> {
-    connected(state)?;
+    state.check_connected()?;
     effects.push(Effect::Remember {
         collection: state.options.remembers_in(),
         text: text.to_owned(),
