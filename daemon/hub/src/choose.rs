@@ -6,18 +6,30 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Deserialize;
 use sluice_shared::units;
 
-use crate::{HubError, HubName, RemoteFile};
+use crate::{HubError, HubName, PulledFile, RemoteFile};
 
 /// The file name of unsharded weights.
 const SINGLE: &str = "model.safetensors";
 /// The file name of the shard index.
-pub(crate) const INDEX: &str = "model.safetensors.index.json";
+const INDEX: &str = "model.safetensors.index.json";
 /// Largest shard index, in bytes.
-pub(crate) const INDEX_BYTES_MAX: usize = 64 << 20;
+const INDEX_BYTES_MAX: u64 = 64 << 20;
+/// The file name of the list of a sentence encoder's modules, each of which may have a folder.
+const MODULES: &str = "modules.json";
+/// Largest list of modules, in bytes.
+const MODULES_BYTES_MAX: u64 = 1 << 20;
+/// Most modules in it; sentence encoders have three or four.
+const MODULES_MAX: usize = 16;
+/// Longest name of a module's folder, in bytes.
+const FOLDER_BYTES_MAX: usize = 96;
+/// Name of a configuration, a module's too.
+const CONFIG: &str = "config.json";
+/// Largest configuration, in bytes.
+const CONFIG_BYTES_MAX: u64 = 1 << 20;
 /// Files that belong to safetensors weights where they are present, with their largest size: tokenizers of large
 /// vocabularies have 35 MB.
 const COMPANIONS: &[(&str, u64)] = &[
-    ("config.json", 1 << 20),
+    (CONFIG, CONFIG_BYTES_MAX),
     ("generation_config.json", 1 << 20),
     ("tokenizer.json", 256 << 20),
     ("tokenizer_config.json", 64 << 20),
@@ -30,7 +42,7 @@ const COMPANIONS: &[(&str, u64)] = &[
     ("chat_template.jinja", 1 << 20),
     ("chat_template.json", 1 << 20),
     // How a sentence encoder makes a vector of a text's rows.
-    ("modules.json", 1 << 20),
+    (MODULES, MODULES_BYTES_MAX),
     ("sentence_bert_config.json", 1 << 20),
     ("config_sentence_transformers.json", 1 << 20),
     // The learned prior of a latent thought model: at most 2^28 elements in f32, and the header.
@@ -48,7 +60,7 @@ pub(crate) struct ChosenFiles {
     /// The model's name, with a label where the repository has several models.
     pub(crate) name: HubName,
     /// The files, small ones first: a mistake shows before gigabytes are downloaded.
-    pub(crate) files: Vec<RemoteFile>,
+    pub(crate) files: Vec<PulledFile>,
     /// Bytes of the weights among them.
     pub(crate) weight_bytes: u64,
 }
@@ -65,6 +77,16 @@ struct ShardIndex {
     weight_map: BTreeMap<String, String>,
 }
 
+#[derive(Deserialize)]
+struct Module {
+    /// Its folder; empty for the model's own.
+    #[serde(default)]
+    path: String,
+}
+
+/// The contents of files that name others, by their own name.
+pub(crate) type NamingFiles = BTreeMap<&'static str, Vec<u8>>;
+
 /// A GGUF model: one file, or several parts.
 struct Gguf<'a> {
     stem: String,
@@ -72,16 +94,27 @@ struct Gguf<'a> {
     files: Vec<&'a RemoteFile>,
 }
 
-/// Whether the shard index is needed for the selection.
-pub(crate) fn needs_index(files: &[RemoteFile], name: &HubName, wanted: &WantedModel) -> bool {
+/// The files that name others, and are needed for the selection, with their largest size in bytes.
+pub(crate) fn naming_files(
+    files: &[RemoteFile],
+    name: &HubName,
+    wanted: &WantedModel,
+) -> Vec<(&'static str, u64)> {
     // Labels and file names select among GGUF files only.
     let is_gguf = name.label().is_some() || wanted.file.is_some();
-    !is_gguf
-        && find(files, SINGLE).is_none()
-        && find(files, INDEX).is_some_and(|file| file.bytes <= INDEX_BYTES_MAX as u64)
+    let is_single = find(files, SINGLE).is_some();
+    let has = |file, bytes_max| find(files, file).is_some_and(|file| file.bytes <= bytes_max);
+    let mut naming = Vec::new();
+    if !is_gguf && !is_single && has(INDEX, INDEX_BYTES_MAX) {
+        naming.push((INDEX, INDEX_BYTES_MAX));
+    }
+    if !is_gguf && (is_single || !naming.is_empty()) && has(MODULES, MODULES_BYTES_MAX) {
+        naming.push((MODULES, MODULES_BYTES_MAX));
+    }
+    naming
 }
 
-/// Selects files, with the shard index where it is needed.
+/// Selects files, with those that name others where they are needed.
 ///
 /// # Errors
 /// When there is no model, or there are several and none was named.
@@ -89,18 +122,19 @@ pub(crate) fn choose(
     files: &[RemoteFile],
     name: &HubName,
     wanted: &WantedModel,
-    index: Option<&[u8]>,
+    naming: &NamingFiles,
 ) -> Result<ChosenFiles, HubError> {
     if name.label().is_some() || wanted.file.is_some() {
         return choose_gguf(files, name, wanted);
     }
+    let index = naming.get(INDEX);
     let weights = match (find(files, SINGLE), index) {
         (Some(single), _) => vec![single.clone()],
         (None, Some(index)) => shards(files, name, index)?,
         (None, None) => return choose_gguf(files, name, wanted),
     };
     // Without a configuration no family can read the weights.
-    if find(files, "config.json").is_none() {
+    if find(files, CONFIG).is_none() {
         return Err(missing(name, "config.json next to its weights"));
     }
     // Only known files are taken: repositories may contain anything, code and images included.
@@ -108,8 +142,13 @@ pub(crate) fn choose(
         let file = find(files, file)?;
         Some((file, *bytes_max))
     });
+    let modules = match naming.get(MODULES) {
+        Some(modules) => module_configs(files, name, modules)?,
+        None => Vec::new(),
+    };
+    let modules = modules.into_iter().map(|file| (file, CONFIG_BYTES_MAX));
     let mut chosen = Vec::new();
-    for (file, bytes_max) in companions {
+    for (file, bytes_max) in companions.chain(modules) {
         // Readers hold these files in memory, so their size is bounded before they are downloaded.
         if file.bytes > bytes_max {
             let problem = format!("{} of {}", file.path, units::bytes(file.bytes));
@@ -127,15 +166,23 @@ pub(crate) fn choose(
     Ok(finish(name.clone(), chosen, weights))
 }
 
-fn finish(name: HubName, mut small: Vec<RemoteFile>, weights: Vec<RemoteFile>) -> ChosenFiles {
+fn finish(name: HubName, small: Vec<RemoteFile>, weights: Vec<RemoteFile>) -> ChosenFiles {
     let weight_bytes = weights
         .iter()
         // Sizes are the hub's word, so sums saturate.
         .fold(0, |sum: u64, file| sum.saturating_add(file.bytes));
-    small.extend(weights);
+    let small = small.into_iter().map(|remote| PulledFile {
+        name: remote.path.clone(),
+        remote,
+    });
+    // Weights lie beside the configuration, from whatever folder they are.
+    let weights = weights.into_iter().map(|remote| PulledFile {
+        name: remote.file_name().to_owned(),
+        remote,
+    });
     ChosenFiles {
         name,
-        files: small,
+        files: small.chain(weights).collect(),
         weight_bytes,
     }
 }
@@ -172,6 +219,47 @@ fn shards(files: &[RemoteFile], name: &HubName, index: &[u8]) -> Result<Vec<Remo
         })
     });
     found.collect()
+}
+
+/// The configurations in the folders that the list of modules names. Some modules, such as Normalize, have none.
+fn module_configs<'a>(
+    files: &'a [RemoteFile],
+    name: &HubName,
+    modules: &[u8],
+) -> Result<Vec<&'a RemoteFile>, HubError> {
+    let wrong = |problem: String| HubError::WrongResponse {
+        host: name.repository(),
+        problem: format!("{MODULES}: {problem}"),
+    };
+    let modules: Vec<Module> =
+        serde_json::from_slice(modules).map_err(|error| wrong(error.to_string()))?;
+    if modules.len() > MODULES_MAX {
+        let count = modules.len();
+        return Err(wrong(format!("{count} modules, more than {MODULES_MAX}")));
+    }
+    // A set: modules may share a folder. The empty one is the model's own.
+    let folders: BTreeSet<_> = modules.into_iter().map(|module| module.path).collect();
+    let mut found = Vec::new();
+    for folder in folders.iter().filter(|folder| !folder.is_empty()) {
+        if !is_folder_name(folder) {
+            let folder: String = folder.chars().take(100).collect();
+            return Err(wrong(format!(
+                "{folder:?} is not the name of a folder beside it"
+            )));
+        }
+        let path = format!("{folder}/{CONFIG}");
+        found.extend(files.iter().find(|file| file.path == path));
+    }
+    Ok(found)
+}
+
+/// Whether this names a folder in the model's own. Without a dot, it is no name of weights or of a partial file either.
+fn is_folder_name(name: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
+    !name.is_empty()
+        && name.len() <= FOLDER_BYTES_MAX
+        && !name.starts_with('-')
+        && name.bytes().all(is_plain)
 }
 
 fn choose_gguf(

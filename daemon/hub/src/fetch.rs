@@ -16,7 +16,7 @@ use http::{
 use tokio::{sync::watch, task::spawn_blocking};
 
 use crate::{
-    Client, HubError, HubName, RemoteFile,
+    Client, HubError, HubName, PulledFile, RemoteFile,
     client::HubResponse,
     disk,
     folder::FolderLock,
@@ -42,7 +42,7 @@ pub(crate) struct Fetch<'a> {
     pub(crate) client: &'a Client,
     pub(crate) name: &'a HubName,
     pub(crate) commit: &'a str,
-    pub(crate) file: &'a RemoteFile,
+    pub(crate) file: &'a PulledFile,
     pub(crate) folder: &'a Path,
     pub(crate) lock: &'a Arc<FolderLock>,
 }
@@ -77,11 +77,9 @@ impl Fetch<'_> {
         had: &mut u64,
         progress: &mut dyn FetchProgress,
     ) -> Result<Metadata, HubError> {
-        let file_name = self.file.file_name();
-        let part_path = self.folder.join(format!("{file_name}.part"));
         let mut part = open_part(
-            part_path,
-            self.file.clone(),
+            self.folder.join(self.file.part_name()),
+            self.file.remote.clone(),
             Arc::clone(self.lock),
             progress,
         )
@@ -89,10 +87,10 @@ impl Fetch<'_> {
         // What is on disk before the attempt is the mark for its progress.
         *had = part.bytes();
         progress.bytes(*had);
-        if part.bytes() < self.file.bytes {
+        if part.bytes() < self.file.remote.bytes {
             part = self.receive(part, had, progress).await?;
         }
-        let target = self.folder.join(file_name);
+        let target = self.folder.join(&self.file.name);
         blocking(move || part.finish(&target)).await
     }
 
@@ -102,7 +100,7 @@ impl Fetch<'_> {
         had: &mut u64,
         progress: &mut dyn FetchProgress,
     ) -> Result<PartialFile, HubError> {
-        let path = listing::file_path(self.name, self.commit, &self.file.path);
+        let path = listing::file_path(self.name, self.commit, &self.file.remote.path);
         let mut answer = self.client.get(&path, part.bytes()).await?;
         // The partial file is longer than the hub's: it cannot be a beginning of it.
         if answer.status() == StatusCode::RANGE_NOT_SATISFIABLE {
@@ -121,8 +119,8 @@ impl Fetch<'_> {
             if let Ok(Some(bytes)) = &next {
                 let received = part.bytes() + piece.len() as u64 + bytes.len() as u64;
                 // Compared before writing: a hub cannot fill the disk beyond what it declared.
-                if received > self.file.bytes {
-                    disk::remove(&self.folder.join(format!("{}.part", self.file.file_name())))?;
+                if received > self.file.remote.bytes {
+                    disk::remove(&self.folder.join(self.file.part_name()))?;
                     return Err(self.wrong(&answer, "has more bytes than declared"));
                 }
                 piece.extend_from_slice(bytes);
@@ -143,13 +141,13 @@ impl Fetch<'_> {
             }
         }
         // A body without a length can end early without an error. The next attempt resumes.
-        match part.bytes() == self.file.bytes {
+        match part.bytes() == self.file.remote.bytes {
             true => Ok(part),
             false => Err(HubError::Unreachable {
                 host: answer.host,
                 cause: format!(
                     "it closed the connection {} bytes early",
-                    self.file.bytes - part.bytes()
+                    self.file.remote.bytes - part.bytes()
                 ),
             }),
         }
@@ -170,7 +168,8 @@ impl Fetch<'_> {
                 let range = answer.header(CONTENT_RANGE).and_then(content_range);
                 match range {
                     Some((start, total))
-                        if start == from && total.is_none_or(|total| total == self.file.bytes) =>
+                        if start == from
+                            && total.is_none_or(|total| total == self.file.remote.bytes) =>
                     {
                         start
                     }
@@ -197,7 +196,9 @@ impl Fetch<'_> {
         let length = answer
             .header(CONTENT_LENGTH)
             .and_then(|text| text.parse::<u64>().ok());
-        match length.is_none_or(|length| begins_at.checked_add(length) == Some(self.file.bytes)) {
+        match length
+            .is_none_or(|length| begins_at.checked_add(length) == Some(self.file.remote.bytes))
+        {
             true => Ok(begins_at),
             false => Err(self.wrong(answer, "has another length than declared")),
         }
@@ -206,7 +207,7 @@ impl Fetch<'_> {
     fn wrong(&self, answer: &HubResponse, problem: &str) -> HubError {
         HubError::WrongResponse {
             host: answer.host.clone(),
-            problem: format!("{} {problem}", self.file.path),
+            problem: format!("{} {problem}", self.file.remote.path),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The folder of a model, and the partial folder that it is downloaded to.
 
 use std::{
+    collections::BTreeSet,
     fs::{self, File, TryLockError},
     path::{Path, PathBuf},
     sync::Arc,
@@ -115,20 +116,24 @@ impl ModelFolder {
             // Files of another commit are kept only if their hashes are equal.
             known.is_some_and(|(file, before)| before.has(&file.name, &file.remote))
         };
-        let entries =
-            fs::read_dir(&self.partial).map_err(|cause| failed("read", &self.partial, cause))?;
-        for entry in entries {
-            let entry = entry.map_err(|cause| failed("read", &self.partial, cause))?;
-            if !entry.file_name().to_str().is_some_and(keeps) {
-                remove(&entry.path())?;
-            }
+        let folders = wanted.folders();
+        sweep(&self.partial, |name, is_folder| match is_folder {
+            true => folders.contains(name),
+            false => keeps(name),
+        })?;
+        for folder in &folders {
+            let inner = self.partial.join(folder);
+            make_folder(&inner)?;
+            sweep(&inner, |name, is_folder| {
+                !is_folder && keeps(&format!("{folder}/{name}"))
+            })?;
         }
         // Written before any download, so that a pull after a crash knows what the partial files are.
         wanted.write(&self.partial)?;
         self.take_over(wanted);
         let present = wanted.files.iter().filter_map(|file| {
             self.size(&file.name)
-                .or_else(|| self.size(&format!("{}.part", file.name)))
+                .or_else(|| self.size(&file.part_name()))
         });
         Ok(present.sum())
     }
@@ -177,10 +182,13 @@ impl ModelFolder {
         }
     }
 
-    /// Moves the complete folder to its final name, in place of an older one.
-    pub(crate) fn install(&self) -> Result<(), HubError> {
+    /// Moves the complete folder, with these in it, to its final name, in place of an older one.
+    pub(crate) fn install(&self, folders: &BTreeSet<&str>) -> Result<(), HubError> {
         let renamed = |cause| failed("rename", &self.partial, cause);
         // Durable before the name is: after a crash, a complete name must not hold an incomplete model.
+        for folder in folders {
+            sync(&self.partial.join(folder))?;
+        }
         sync(&self.partial)?;
         let parent = self
             .target
@@ -225,6 +233,26 @@ impl ModelFolder {
         path.push("~old");
         path.into()
     }
+}
+
+/// Removes what `keeps` refuses of the entries of a folder. It gets their names, and whether they are folders.
+fn sweep(folder: &Path, keeps: impl Fn(&str, bool) -> bool) -> Result<(), HubError> {
+    let read = |cause| failed("read", folder, cause);
+    for entry in fs::read_dir(folder).map_err(read)? {
+        let entry = entry.map_err(read)?;
+        // Of a link itself, which is no folder then.
+        let is_folder = entry.file_type().map_err(read)?.is_dir();
+        let name = entry.file_name();
+        match (
+            name.to_str().is_some_and(|name| keeps(name, is_folder)),
+            is_folder,
+        ) {
+            (true, _) => {}
+            (false, true) => remove_folder(&entry.path())?,
+            (false, false) => remove(&entry.path())?,
+        }
+    }
+    Ok(())
 }
 
 /// A model's name as a file name.
@@ -294,7 +322,7 @@ mod tests {
         let place = place(models.path(), "o/m");
         put(&place.aside(), "old");
         put(&place.partial, "new");
-        place.install().unwrap();
+        place.install(&BTreeSet::new()).unwrap();
         assert_eq!(text(&place.target), "new");
         assert!(!place.aside().exists());
     }

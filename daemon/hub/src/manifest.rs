@@ -1,6 +1,11 @@
 //! The manifest of a download, kept beside the files: it says which files are ours, and whether the hub has newer ones.
 
-use std::{fs::File, io::Read as _, path::Path};
+use std::{
+    collections::BTreeSet,
+    fs::{self, File},
+    io::Read as _,
+    path::Path,
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -31,11 +36,29 @@ pub struct Manifest {
 /// A downloaded file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PulledFile {
-    /// Its file name in the model's folder.
+    /// Its name in the model's folder: a file name, or that of a folder and a file.
     pub name: String,
     /// The hub's description of it.
     #[serde(flatten)]
     pub remote: RemoteFile,
+}
+
+impl PulledFile {
+    /// Its name as long as it isn't complete.
+    pub(crate) fn part_name(&self) -> String {
+        format!("{}.part", self.name)
+    }
+
+    /// The folder that it lies in, if that isn't the model's own.
+    fn folder(&self) -> Option<&str> {
+        self.name.split_once('/').map(|(folder, _)| folder)
+    }
+
+    /// Whether its name leads to a file in the model's folder, or in one in there.
+    fn is_inside(&self) -> bool {
+        let is_plain = |part: &str| !part.is_empty() && !part.starts_with('.');
+        self.name.split('/').all(is_plain) && self.name.split('/').count() <= 2
+    }
 }
 
 impl Manifest {
@@ -49,10 +72,19 @@ impl Manifest {
             .ok()?;
         let manifest: Self = serde_json::from_str(&text).ok()?;
         // Files that it names may be deleted, so paths that lead elsewhere are refused.
-        let is_plain = |file: &PulledFile| {
-            !file.name.is_empty() && !file.name.starts_with('.') && !file.name.contains('/')
+        let is_link = |inner: &&str| {
+            let facts = fs::symlink_metadata(folder.join(inner));
+            facts.is_ok_and(|facts| facts.is_symlink())
         };
-        manifest.files.iter().all(is_plain).then_some(manifest)
+        let is_inside = manifest.files.iter().all(PulledFile::is_inside)
+            && !manifest.folders().iter().any(is_link);
+        is_inside.then_some(manifest)
+    }
+
+    /// The folders in the model's own that files lie in.
+    #[must_use]
+    pub fn folders(&self) -> BTreeSet<&str> {
+        self.files.iter().filter_map(PulledFile::folder).collect()
     }
 
     pub(crate) fn write(&self, folder: &Path) -> Result<(), HubError> {
@@ -60,8 +92,8 @@ impl Manifest {
         let text = serde_json::to_vec_pretty(self).expect("names and numbers serialize as JSON");
         // Written and renamed, so that a crash never leaves half a manifest.
         let temporary = folder.join(".sluice.json.new");
-        std::fs::write(&temporary, text)
-            .and_then(|()| std::fs::rename(&temporary, &path))
+        fs::write(&temporary, text)
+            .and_then(|()| fs::rename(&temporary, &path))
             .map_err(|cause| failed("write", &path, cause))
     }
 

@@ -2,7 +2,6 @@
 //! when it is complete. So a crash at any moment leaves either nothing or a complete model, and the next pull resumes.
 
 use std::{
-    collections::BTreeSet,
     fs::Metadata,
     path::{Path, PathBuf},
     time::Duration,
@@ -10,7 +9,7 @@ use std::{
 
 use crate::{
     Client, HubError, HubName, Manifest, PulledFile,
-    choose::{self, ChosenFiles, INDEX, INDEX_BYTES_MAX, WantedModel},
+    choose::{self, ChosenFiles, NamingFiles, WantedModel},
     disk::remove,
     fetch::{self, Fetch, FetchProgress, blocking},
     folder::ModelFolder,
@@ -174,7 +173,7 @@ impl Pull {
                     client,
                     name: &self.name,
                     commit: &listing.commit,
-                    file: &file.remote,
+                    file,
                     folder: &place.partial,
                     lock: &place.lock,
                 };
@@ -187,7 +186,7 @@ impl Pull {
             });
         }
         // Every file is verified by now.
-        place.install()?;
+        place.install(&manifest.folders())?;
         Ok(PulledModel {
             name: chosen.name,
             folder: place.target,
@@ -205,20 +204,17 @@ impl Pull {
         let wanted = WantedModel {
             file: self.file.clone(),
         };
-        let index = match choose::needs_index(&listing.files, &self.name, &wanted) {
-            true => {
-                let path = listing::file_path(&self.name, &listing.commit, INDEX);
-                let refused =
-                    |answer: &_| listing::refusal(client, answer, &self.name, &listing.commit);
-                Some(
-                    client
-                        .get_small(&path, INDEX_BYTES_MAX, refused, retry)
-                        .await?,
-                )
-            }
-            false => None,
-        };
-        choose::choose(&listing.files, &self.name, &wanted, index.as_deref())
+        let mut naming = NamingFiles::new();
+        for (file, bytes_max) in choose::naming_files(&listing.files, &self.name, &wanted) {
+            let path = listing::file_path(&self.name, &listing.commit, file);
+            let refused =
+                |answer: &_| listing::refusal(client, answer, &self.name, &listing.commit);
+            let bytes = client
+                .get_small(&path, bytes_max as usize, refused, retry)
+                .await?;
+            naming.insert(file, bytes);
+        }
+        choose::choose(&listing.files, &self.name, &wanted, &naming)
     }
 }
 
@@ -270,30 +266,24 @@ fn manifest(
     revision: &str,
     commit: &str,
 ) -> Result<Manifest, HubError> {
-    let files: Vec<_> = chosen
-        .files
-        .iter()
-        .map(|file| PulledFile {
-            name: file.file_name().to_owned(),
-            remote: file.clone(),
-        })
-        .collect();
-    // Files of subfolders are stored flat, so two could have the same name.
-    let names: BTreeSet<_> = files.iter().map(|file| &file.name).collect();
-    if names.len() != files.len() {
-        return Err(HubError::WrongResponse {
-            host: client.access().endpoint().to_owned(),
-            problem: "two files of one name belong to one model".to_owned(),
-        });
-    }
-    Ok(Manifest {
+    let manifest = Manifest {
         endpoint: client.access().endpoint().to_owned(),
         repository: chosen.name.repository(),
         label: chosen.name.label().map(str::to_owned),
         revision: revision.to_owned(),
         commit: commit.to_owned(),
-        files,
-    })
+        files: chosen.files.clone(),
+    };
+    // Weights of subfolders are stored flat, so two could have the same name; and a hub may list a file and a folder of one.
+    let mut names = manifest.folders();
+    let mut files = manifest.files.iter().map(|file| file.name.as_str());
+    match files.all(|name| names.insert(name)) {
+        true => Ok(manifest),
+        false => Err(HubError::WrongResponse {
+            host: client.access().endpoint().to_owned(),
+            problem: "two files of one name belong to one model".to_owned(),
+        }),
+    }
 }
 
 /// Adds up the progress of all files.

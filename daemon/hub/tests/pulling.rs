@@ -605,6 +605,128 @@ async fn shards_and_single_gguf_files_come_with_what_belongs_to_them() {
     );
 }
 
+/// A sentence encoder with its pooling's configuration in a folder.
+fn put_encoder(hub: &Hub, pooling: &[u8]) {
+    let modules = br#"[{"path":""},{"path":"1_Pooling"},{"path":"2_Normalize"}]"#;
+    hub.put("o/m", "modules.json", modules, false);
+    hub.put("o/m", "1_Pooling/config.json", pooling, false);
+    hub.put("o/m", "1_Pooling/model.safetensors", b"no", true);
+    hub.put("o/m", "onnx/config.json", b"{}", false);
+}
+
+const POOLING: &[u8] = br#"{"pooling_mode":"mean"}"#;
+
+#[tokio::test]
+async fn folders_of_modules_come_with_their_configurations() {
+    let setting = Setting::new();
+    put_encoder(&setting.hub, POOLING);
+    let pulled = setting.pull("o/m").await.unwrap();
+    assert_eq!(names(&setting.path(PARTIAL)), ["o--m.lock"]);
+    assert_eq!(
+        names(&pulled.folder),
+        [
+            ".sluice.json",
+            "1_Pooling",
+            "README.md",
+            "config.json",
+            "model.safetensors",
+            "modules.json"
+        ]
+    );
+    let inner = pulled.folder.join("1_Pooling");
+    assert_eq!(names(&inner), ["config.json"]);
+    assert_eq!(fs::read(inner.join("config.json")).unwrap(), POOLING);
+    let manifest = Manifest::read(&pulled.folder).unwrap();
+    assert_eq!(manifest.files.len(), 5);
+    assert_eq!(
+        manifest.folders().into_iter().collect::<Vec<_>>(),
+        ["1_Pooling"]
+    );
+    assert!(setting.pull("o/m").await.unwrap().was_present);
+    // Damage is found there, too, and mended.
+    fs::write(inner.join("config.json"), vec![b'x'; POOLING.len()]).unwrap();
+    let mended = setting.pull("o/m").await.unwrap();
+    assert!(!mended.was_present);
+    assert_eq!(fs::read(inner.join("config.json")).unwrap(), POOLING);
+    assert_eq!(setting.hub.asked_for("model.safetensors").len(), 1);
+}
+
+#[tokio::test]
+async fn what_a_killed_pull_left_in_a_folder_is_gone_on_with_or_removed() {
+    let setting = Setting::new();
+    put_encoder(&setting.hub, POOLING);
+    let cut = [Fault::Cut(7), Fault::Status(404, vec![])];
+    setting.hub.fault("1_Pooling/config.json", cut);
+    setting.pull("o/m").await.unwrap_err();
+    let partial = setting.path(PARTIAL).join("o--m");
+    assert_eq!(names(&partial.join("1_Pooling")), ["config.json.part"]);
+    // Of another version, or of nobody.
+    fs::write(partial.join("1_Pooling/other.json"), "x").unwrap();
+    fs::create_dir_all(partial.join("1_Pooling/deeper")).unwrap();
+    fs::create_dir_all(partial.join("2_Dense/deeper")).unwrap();
+    fs::write(partial.join("2_Dense/config.json"), "x").unwrap();
+    let pulled = setting.pull("o/m").await.unwrap();
+    let asked = setting.hub.asked_for("1_Pooling/config.json");
+    assert_eq!(asked.last().unwrap().range.as_deref(), Some("bytes=7-"));
+    assert_eq!(names(&pulled.folder.join("1_Pooling")), ["config.json"]);
+    assert!(!pulled.folder.join("2_Dense").exists());
+}
+
+#[tokio::test]
+async fn a_link_in_the_place_of_a_folder_is_not_followed() {
+    let setting = Setting::new();
+    put_encoder(&setting.hub, POOLING);
+    let cut = [Fault::Cut(7), Fault::Status(404, vec![])];
+    setting.hub.fault("1_Pooling/config.json", cut);
+    setting.pull("o/m").await.unwrap_err();
+    let elsewhere = TempDir::new().unwrap();
+    let precious = elsewhere.path().join("config.json");
+    fs::write(&precious, "precious").unwrap();
+    let replace = |folder: &Path| {
+        fs::remove_dir_all(folder).unwrap();
+        std::os::unix::fs::symlink(elsewhere.path(), folder).unwrap();
+    };
+    replace(&setting.path(PARTIAL).join("o--m/1_Pooling"));
+    let pulled = setting.pull("o/m").await.unwrap();
+    assert_eq!(
+        fs::read(pulled.folder.join("1_Pooling/config.json")).unwrap(),
+        POOLING
+    );
+    // A model with such a link is none that was pulled.
+    replace(&pulled.folder.join("1_Pooling"));
+    assert_eq!(Manifest::read(&pulled.folder), None);
+    assert!(matches!(
+        setting.pull("o/m").await,
+        Err(HubError::FolderTaken { .. })
+    ));
+    assert_eq!(names(elsewhere.path()), ["config.json"]);
+    assert_eq!(fs::read(precious).unwrap(), b"precious");
+}
+
+#[tokio::test]
+async fn modules_that_lead_elsewhere_are_refused_before_anything_is_downloaded() {
+    let setting = Setting::new();
+    for path in ["../../escaped", "/escaped", "a/b", "..", ".hidden"] {
+        let modules = format!(r#"[{{"path":"{path}"}}]"#);
+        let hub = &setting.hub;
+        hub.put("o/m", "modules.json", modules.as_bytes(), false);
+        hub.put("o/m", &format!("{path}/config.json"), b"evil", false);
+        let refused = setting.pull("o/m").await.unwrap_err().to_string();
+        assert!(refused.contains("is not the name of a folder"), "{refused}");
+    }
+    // A file of the model, and a folder of that name.
+    let modules = br#"[{"path":"LICENSE"}]"#;
+    setting.hub.put("o/m", "modules.json", modules, false);
+    setting.hub.put("o/m", "LICENSE", b"mit", false);
+    setting
+        .hub
+        .put("o/m", "LICENSE/config.json", b"evil", false);
+    let refused = setting.pull("o/m").await.unwrap_err().to_string();
+    assert!(refused.contains("two files of one name"), "{refused}");
+    assert!(setting.hub.asked_for("model.safetensors").is_empty());
+    assert!(names(setting.models.path()).is_empty());
+}
+
 #[tokio::test]
 async fn a_newer_commit_takes_the_old_ones_place_and_brings_only_what_changed() {
     let setting = Setting::new();

@@ -20,10 +20,15 @@ fn chosen(
     let wanted = WantedModel {
         file: file.map(str::to_owned),
     };
-    let chosen = choose(&files(paths), &name.parse().unwrap(), &wanted, None)?;
+    let chosen = choose(
+        &files(paths),
+        &name.parse().unwrap(),
+        &wanted,
+        &NamingFiles::new(),
+    )?;
     Ok((
         chosen.name.to_string(),
-        chosen.files.into_iter().map(|file| file.path).collect(),
+        chosen.files.into_iter().map(|file| file.name).collect(),
     ))
 }
 
@@ -64,8 +69,13 @@ fn shards_are_those_of_the_list() {
         "m-3.safetensors",
     ]);
     let name: HubName = "a/b".parse().unwrap();
-    assert!(needs_index(&all, &name, &WantedModel::default()));
-    let pick = |index: &str| choose(&all, &name, &WantedModel::default(), Some(index.as_bytes()));
+    let wanted = WantedModel::default();
+    let naming = naming_files(&all, &name, &wanted);
+    assert_eq!(naming, [(INDEX, INDEX_BYTES_MAX)]);
+    let pick = |index: &str| {
+        let naming = NamingFiles::from([(INDEX, index.into())]);
+        choose(&all, &name, &wanted, &naming)
+    };
     let chosen = pick(
         r#"{"weight_map":{"x":"m-1.safetensors","y":"m-2.safetensors","z":"m-1.safetensors"}}"#,
     )
@@ -81,6 +91,96 @@ fn shards_are_those_of_the_list() {
         "",
     ] {
         assert!(pick(wrong).is_err(), "{wrong}");
+    }
+}
+
+#[test]
+fn modules_bring_the_configurations_in_their_folders_and_nothing_else() {
+    let all = files(&[
+        "config.json",
+        MODULES,
+        SINGLE,
+        "1_Pooling/config.json",
+        "2_Dense/config.json",
+        "2_Dense/model.safetensors",
+        "other/config.json",
+        "a/b/config.json",
+        "LICENSE",
+        "x.y/config.json",
+    ]);
+    let name: HubName = "a/b".parse().unwrap();
+    let wanted = WantedModel::default();
+    let naming = naming_files(&all, &name, &wanted);
+    assert_eq!(naming, [(MODULES, MODULES_BYTES_MAX)]);
+    let pick = |modules: &str| {
+        let naming = NamingFiles::from([(MODULES, modules.into())]);
+        let chosen = choose(&all, &name, &wanted, &naming)?;
+        let names: Vec<_> = chosen.files.into_iter().map(|file| file.name).collect();
+        Ok::<_, HubError>(names)
+    };
+    // Without a path, in a folder of two, and in one that the repository doesn't have.
+    let modules = r#"[{"path":""},{},{"path":"1_Pooling","type":"x"},{"path":"1_Pooling"},{"path":"2_Dense"},{"path":"3_Normalize"}]"#;
+    assert_eq!(
+        pick(modules).unwrap(),
+        [
+            "config.json",
+            MODULES,
+            "1_Pooling/config.json",
+            "2_Dense/config.json",
+            "LICENSE",
+            SINGLE
+        ]
+    );
+    let long = "a".repeat(FOLDER_BYTES_MAX + 1);
+    for path in [
+        "..",
+        ".",
+        "../x",
+        "/etc",
+        "a/b",
+        "1_Pooling/",
+        "./1_Pooling",
+        "a\\\\b",
+        ".git",
+        "-x",
+        "x.y",
+        "ä",
+        " ",
+        "a\\u0000b",
+        &long,
+    ] {
+        let refused = pick(&format!(r#"[{{"path":"{path}"}}]"#)).unwrap_err();
+        let refused = refused.to_string();
+        assert!(
+            refused.contains("modules.json") && refused.contains("is not the name of a folder"),
+            "{path}: {refused}"
+        );
+    }
+    let many = format!("[{}]", vec![r#"{"path":"x"}"#; MODULES_MAX + 1].join(","));
+    for wrong in [&many, "{}", "", "[1]", r#"[{"path":1}]"#] {
+        let refused = pick(wrong).unwrap_err().to_string();
+        assert!(refused.contains("modules.json: "), "{refused}");
+    }
+}
+
+#[test]
+fn a_configuration_of_a_module_is_of_a_likely_size() {
+    let mut all = files(&["config.json", MODULES, SINGLE, "1_Pooling/config.json"]);
+    all[3].bytes = CONFIG_BYTES_MAX + 1;
+    let naming = NamingFiles::from([(MODULES, br#"[{"path":"1_Pooling"}]"#.to_vec())]);
+    let name = "a/b".parse().unwrap();
+    let refused = choose(&all, &name, &WantedModel::default(), &naming).unwrap_err();
+    assert!(
+        refused
+            .to_string()
+            .contains("1_Pooling/config.json of a likely size"),
+        "{refused}"
+    );
+    // Of one of another size, or beside GGUF files alone, nothing is asked.
+    let gguf = files(&["config.json", MODULES, "x.gguf"]);
+    all[1].bytes = MODULES_BYTES_MAX + 1;
+    for files in [&gguf, &all] {
+        assert_eq!(naming_files(files, &name, &WantedModel::default()), []);
     }
 }
 
