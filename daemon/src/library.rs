@@ -256,15 +256,19 @@ impl Library {
                 folder: entry.folder.clone(),
             });
         };
-        // The manifest goes last: it says which files are ours, so an interrupted removal can be repeated.
-        let names = manifest.files.iter().map(|file| file.name.as_str());
-        for name in names.chain([sluice_hub::MANIFEST]) {
-            match fs::remove_file(entry.folder.join(name)) {
-                Err(cause) if cause.kind() != io::ErrorKind::NotFound => return Err(failed(cause)),
-                _ => {}
-            }
+        let remove_file = |name: &str| match fs::remove_file(entry.folder.join(name)) {
+            Err(cause) if cause.kind() != io::ErrorKind::NotFound => Err(failed(cause)),
+            _ => Ok(()),
+        };
+        for file in &manifest.files {
+            remove_file(&file.name)?;
         }
         // `remove_dir` fails for folders that are not empty, so the user's own files stay.
+        for folder in manifest.folders() {
+            drop(fs::remove_dir(entry.folder.join(folder)));
+        }
+        // The manifest goes last: it says which files are ours, so an interrupted removal can be repeated.
+        remove_file(sluice_hub::MANIFEST)?;
         let mut changed = entry.folder.as_path();
         while let Some(around) = changed.parent().filter(|_| fs::remove_dir(changed).is_ok()) {
             changed = around;

@@ -72,7 +72,7 @@ impl Checkpoint {
                 Some(found.ok_or_else(|| CheckpointError::Config {
                     key: "modules.json",
                     problem: format!(
-                        "names {name}, which is missing: put it there from where the model is published (downloads have no folders)"
+                        "names {name}, which is missing: it is needed from where the model is published"
                     ),
                 })?)
             }

@@ -2,7 +2,7 @@
 
 use std::{
     ffi::OsStr,
-    fs,
+    fs, iter,
     path::{Path, PathBuf},
 };
 
@@ -219,10 +219,13 @@ fn partial(folder: &Path) -> Vec<ModelEntry> {
             Some(label) => format!("{}:{label}", manifest.repository),
             None => manifest.repository.clone(),
         };
-        let sizes = fs::read_dir(&folder)
-            .ok()?
-            .flatten()
-            .filter_map(|entry| Some(entry.metadata().ok()?.len()));
+        let inner = manifest.folders();
+        let inner = inner.into_iter().map(|inner| folder.join(inner));
+        let sizes = iter::once(folder.clone())
+            .chain(inner)
+            .flat_map(|folder| fs::read_dir(folder).into_iter().flatten().flatten())
+            .filter_map(|entry| entry.metadata().ok().filter(fs::Metadata::is_file))
+            .map(|metadata| metadata.len());
         Some(ModelEntry {
             name,
             path: folder.clone(),

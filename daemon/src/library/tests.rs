@@ -151,6 +151,48 @@ fn removing_takes_what_was_brought_and_nothing_else() {
 }
 
 #[test]
+fn folders_in_a_model_go_with_what_was_brought_in_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let models = folder.path().join("models");
+    let model = models.join("o/m");
+    let files = ["config.json", "model.safetensors", "1_Pooling/config.json"];
+    let put_all = |model: &Path| {
+        put(model, "config.json", b"{}");
+        put(model, "model.safetensors", b"xx");
+        put(&model.join("1_Pooling"), "config.json", b"{}");
+        put(model, sluice_hub::MANIFEST, &manifest(&files));
+    };
+    let library = library(&models);
+    put_all(&model);
+    assert_eq!(library.remove("o/m").unwrap(), RemovedModel::Deleted(6));
+    assert!(!models.join("o").exists());
+    // What the user put there stays.
+    put_all(&model);
+    put(&model.join("1_Pooling"), "notes.txt", b"mine");
+    assert_eq!(library.remove("o/m").unwrap(), RemovedModel::Deleted(6));
+    assert!(model.join("1_Pooling/notes.txt").exists());
+    assert!(!model.join("1_Pooling/config.json").exists());
+    fs::remove_dir_all(&model).unwrap();
+    // And a link leads to what was not brought.
+    put_all(&model);
+    let elsewhere = folder.path().join("elsewhere");
+    fs::rename(model.join("1_Pooling"), &elsewhere).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, model.join("1_Pooling")).unwrap();
+    let removed = library.remove("o/m");
+    assert!(matches!(removed, Err(Failure::NotOurs { .. })));
+    assert!(elsewhere.join("config.json").exists());
+    // Of a download that has not ended, all is counted.
+    let partial = models.join(PARTIAL).join("o--n");
+    put(&partial.join("1_Pooling"), "config.json.part", b"{");
+    put(&partial, "config.json", b"{}");
+    let listed = manifest(&files);
+    put(&partial, sluice_hub::MANIFEST, &listed);
+    let entries = library.entries();
+    let entry = entries.iter().find(|entry| entry.is_partial).unwrap();
+    assert_eq!(entry.disk_bytes, 3 + listed.len() as u64);
+}
+
+#[test]
 fn a_model_beside_one_that_was_brought_is_not_ours() {
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("o/m");
@@ -230,7 +272,17 @@ fn a_manifest_that_names_other_places_is_not_believed() {
     let folder = tempfile::tempdir().unwrap();
     let precious = folder.path().join("precious");
     fs::write(&precious, b"x").unwrap();
-    for file in ["../../precious", "/etc/passwd", ".ssh", ""] {
+    for file in [
+        "../../precious",
+        "/etc/passwd",
+        ".ssh",
+        "",
+        "../precious",
+        "a/../../precious",
+        "a/.ssh",
+        "a/",
+        "a/b/c",
+    ] {
         let model = folder.path().join("o/m");
         put(&model, "config.json", b"{}");
         put(&model, "model.safetensors", b"xx");

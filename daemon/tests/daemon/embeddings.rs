@@ -8,12 +8,15 @@ use tonic::{Code, Status};
 
 use crate::support::{Daemon, checkpoints};
 
-async fn embed(daemon: &Daemon, request: v1::EmbedRequest) -> Result<v1::EmbedResponse, Status> {
+pub(crate) async fn embed(
+    daemon: &Daemon,
+    request: v1::EmbedRequest,
+) -> Result<v1::EmbedResponse, Status> {
     let mut client = EmbeddingServiceClient::new(daemon.channel().await);
     Ok(client.embed(request).await?.into_inner())
 }
 
-fn texts(texts: &[&str]) -> v1::EmbedRequest {
+pub(crate) fn texts(texts: &[&str]) -> v1::EmbedRequest {
     v1::EmbedRequest {
         texts: texts.iter().map(|&text| text.to_owned()).collect(),
         ..Default::default()

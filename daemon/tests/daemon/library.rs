@@ -17,9 +17,12 @@ use tempfile::TempDir;
 use testkit::hub::{COMMIT, Fault, Hub};
 use tonic::{Code, Streaming};
 
-use crate::support::{
-    self, Daemon, apply, checkpoints, command, done, generate, pictures, rest_of, tokens, until,
-    within,
+use crate::{
+    embeddings::{embed, texts},
+    support::{
+        self, Daemon, apply, checkpoints, command, done, generate, pictures, rest_of, tokens,
+        until, within,
+    },
 };
 
 const NAME: &str = "o/llada-tiny";
@@ -312,6 +315,67 @@ async fn a_model_is_pulled_listed_inspected_loaded_and_removed() {
         (error.code, error.reason.as_deref()),
         (Code::NotFound, Some("UNKNOWN_MODEL"))
     );
+}
+
+#[tokio::test]
+async fn a_sentence_encoder_is_pulled_with_its_pooling_embeds_and_is_removed_whole() {
+    const ENCODER: &str = "o/bert-tiny";
+    let setting = Setting::new(&[]).await;
+    let files = [
+        "config.json",
+        "model.safetensors",
+        "modules.json",
+        "sentence_bert_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "1_Pooling/config.json",
+    ];
+    let mut total = 0;
+    for file in files {
+        let bytes = fs::read(checkpoints::fixture("bert-tiny").join(file)).unwrap();
+        total += bytes.len() as u64;
+        let has_hash = file.ends_with("safetensors");
+        setting.hub.put(ENCODER, file, &bytes, has_hash);
+    }
+    let pictures = setting.pull(ENCODER).await.unwrap();
+    let Some(Detail::PullPlan(plan)) = &pictures.last().unwrap().detail else {
+        panic!("{pictures:?}")
+    };
+    assert_eq!(
+        (plan.files as usize, plan.total_bytes),
+        (files.len(), total)
+    );
+    setting.load(ENCODER, false).await.unwrap();
+    let found = embed(&setting.daemon, texts(&["a", "b"])).await.unwrap();
+    // Its Pooling is followed by Normalize.
+    for vector in &found.vectors {
+        let length: f32 = vector.values.iter().map(|value| value * value).sum();
+        assert!((length - 1.0).abs() < 1e-4, "{length}");
+    }
+    assert_eq!(setting.remove(ENCODER, true).await.unwrap(), total);
+    assert!(!setting.models().join("o").exists());
+
+    // A module that is not computed is refused by its name, with its configuration there.
+    let modules = r#"[{"path": "", "type": "Transformer"}, {"path": "1_Pooling", "type": "Pooling"}, {"path": "2_Dense", "type": "Dense"}]"#;
+    let put = |file: &str, bytes: &[u8]| setting.hub.put(ENCODER, file, bytes, false);
+    put("modules.json", modules.as_bytes());
+    put("2_Dense/config.json", b"{}");
+    put("2_Dense/model.safetensors", b"no");
+    setting.pull(ENCODER).await.unwrap();
+    let dense = setting.models().join(ENCODER).join("2_Dense");
+    assert!(dense.join("config.json").exists() && !dense.join("model.safetensors").exists());
+    let refused = setting.load(ENCODER, false).await.unwrap_err().to_string();
+    assert!(refused.contains("\"Dense\" as module 2"), "{refused}");
+    setting.remove(ENCODER, true).await.unwrap();
+
+    // Nothing is there of one that leads elsewhere.
+    put("modules.json", br#"[{"path": "../../escaped"}]"#);
+    let refused = setting.pull(ENCODER).await.unwrap_err().to_string();
+    assert!(
+        refused.contains("\"../../escaped\" is not the name of a folder"),
+        "{refused}"
+    );
+    assert!(!setting.models().join("o").exists());
 }
 
 #[tokio::test]
