@@ -206,7 +206,7 @@ struct Messages {
 enum Counting {
     /// The one that there is.
     One,
-    /// The first. Chunks of a state follow, which the call counts itself, and waits for.
+    /// The first. Chunks follow, which the call counts itself or writes to disk, and waits for.
     First,
     /// None: others may come at any time.
     None,
@@ -216,7 +216,8 @@ impl Counting {
     /// That of calls by their path.
     fn of(path: &str) -> Self {
         match path {
-            "/sluice.v1.GenerationService/GenerateWithState" => Self::First,
+            "/sluice.v1.GenerationService/GenerateWithState"
+            | "/sluice.v1.MemoryService/ImportSources" => Self::First,
             path if path.starts_with("/grpc.reflection.") => Self::None,
             _ => Self::One,
         }

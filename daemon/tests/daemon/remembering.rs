@@ -324,6 +324,18 @@ async fn an_import_that_is_killed_or_left_leaves_what_was_there() {
 }
 
 #[tokio::test]
+async fn a_source_may_be_larger_than_all_messages_together() {
+    let folder = TempDir::new().unwrap();
+    let daemon = start(folder.path(), "llada-tiny").await;
+    let mut client = client(&daemon).await;
+    // No text, so that nothing is made of it.
+    let large = vec![0; 96 << 20];
+    let result = imported(&mut client, &[("large", &large), ("a", b"zebra")]).await;
+    assert_eq!((result.sources, result.skipped), (1, 1));
+    assert_eq!(result.bytes, large.len() as u64 + 5);
+}
+
+#[tokio::test]
 async fn a_file_in_use_or_damaged_is_told_and_left_alone() {
     let folder = TempDir::new().unwrap();
     let one = start(folder.path(), "llada-tiny").await;
