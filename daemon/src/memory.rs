@@ -151,29 +151,32 @@ impl Memory {
     ///
     /// # Errors
     /// When nothing is remembered, the file cannot be opened, or the work fails.
-    pub fn write<T, E: From<MemoryError>>(
+    pub fn write<T>(
         &self,
-        work: impl FnOnce(&mut Store) -> Result<T, E>,
-    ) -> Result<T, E> {
+        work: impl FnOnce(&mut Store) -> Result<T, MemoryError>,
+    ) -> Result<T, MemoryError> {
         let path = self.path()?;
         let mut state = self.lock();
-        work(opened(&mut state.store, path)?)
+        let done = work(opened(&mut state.store, path)?);
+        if let Err(MemoryError::Store(StoreError::Damaged { .. })) = done {
+            // Whoever moves the file away begins with an empty one.
+            state.store = None;
+        }
+        done
     }
 
     /// Works with the store if there is one; `None` where nothing was remembered yet.
     ///
     /// # Errors
     /// As [`Self::write`].
-    pub fn read<T, E: From<MemoryError>>(
+    pub fn read<T>(
         &self,
-        work: impl FnOnce(&mut Store) -> Result<T, E>,
-    ) -> Result<Option<T>, E> {
-        let path = self.path()?;
-        let mut state = self.lock();
-        if state.store.is_none() && !path.exists() {
-            return Ok(None);
+        work: impl FnOnce(&mut Store) -> Result<T, MemoryError>,
+    ) -> Result<Option<T>, MemoryError> {
+        match self.is_there()? {
+            true => self.write(work).map(Some),
+            false => Ok(None),
         }
-        work(opened(&mut state.store, path)?).map(Some)
     }
 
     /// As [`Self::read`], for a search that may need all vectors in memory. They go when no search has needed them for a while
@@ -181,13 +184,24 @@ impl Memory {
     ///
     /// # Errors
     /// As [`Self::write`].
-    pub fn search<T, E: From<MemoryError>>(
+    pub fn search<T>(
         &self,
-        work: impl FnOnce(&mut Store) -> Result<T, E>,
-    ) -> Result<Option<T>, E> {
+        work: impl FnOnce(&mut Store) -> Result<T, MemoryError>,
+    ) -> Result<Option<T>, MemoryError> {
         let found = self.read(work);
         self.lock().searched = Some(Instant::now());
         found
+    }
+
+    /// Whether something was remembered. Where a wipe was interrupted, it is ended.
+    fn is_there(&self) -> Result<bool, MemoryError> {
+        let path = self.path()?;
+        let state = self.lock();
+        if state.store.is_some() || path.exists() {
+            return Ok(true);
+        }
+        Store::end_wipe(path)?;
+        Ok(false)
     }
 
     /// Gives the memory of vectors back that no search has needed for a while. How long it takes until that may be so, where
@@ -209,11 +223,11 @@ impl Memory {
     /// # Errors
     /// When nothing is remembered, or the file cannot be overwritten or removed.
     pub fn wipe(&self) -> Result<(u64, u64), MemoryError> {
-        let path = self.path()?;
-        let mut state = self.lock();
-        if state.store.is_none() && !path.exists() {
+        if !self.is_there()? {
             return Ok((0, 0));
         }
+        let path = self.path()?;
+        let mut state = self.lock();
         opened(&mut state.store, path)?;
         let Some(store) = state.store.take() else {
             return Ok((0, 0));
@@ -287,6 +301,29 @@ pub fn readable(
         Some(name) => Err(StoreError::NoCollection(name.clone())),
         None if asked.is_empty() => Ok(theirs),
         None => Ok(asked.to_vec()),
+    }
+}
+
+/// Checks that a collection may be added to by this caller, for these readers where it is made.
+///
+/// # Errors
+/// When it is there for other readers, or not for this caller, or the file cannot be read.
+pub fn check_addable(
+    store: &Store,
+    caller: Caller,
+    collection: &str,
+    asked: Option<v1::MemoryReader>,
+) -> Result<Option<v1::MemoryReader>, MemoryError> {
+    let all = store.accesses()?;
+    let there = all.into_iter().find(|(name, _)| name == collection);
+    let Some((collection, access)) = there else {
+        return Ok(asked);
+    };
+    readable(store, caller, std::slice::from_ref(&collection))?;
+    let reader = reader_of(access);
+    match asked.is_none_or(|asked| asked == reader) {
+        true => Ok(Some(reader)),
+        false => Err(MemoryError::OtherReader { collection, reader }),
     }
 }
 

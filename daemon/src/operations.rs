@@ -50,7 +50,7 @@ pub const STOPPED_AT_SHUTDOWN: [v1::OperationKind; 8] = [
     v1::OperationKind::Verify,
     v1::OperationKind::Prune,
     v1::OperationKind::Pull,
-    v1::OperationKind::Import,
+    v1::OperationKind::Remember,
 ];
 
 /// How many operations of some kinds may be unfinished at once: wait, run, or write to disk what they leave there.
@@ -84,7 +84,7 @@ const LIMITS: [Limit; 4] = [
         refusal: |max, _| Failure::TooManyPulls { max },
     },
     Limit {
-        kinds: &[v1::OperationKind::Import],
+        kinds: &[v1::OperationKind::Remember],
         // They take turns with the store, and each keeps a source's content on disk.
         max: IMPORTS_MAX,
         max_of_user: IMPORTS_OF_USER_MAX,

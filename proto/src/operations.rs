@@ -27,7 +27,7 @@ impl OperationKind {
         Self::Prune,
         Self::Calibrate,
         Self::Optimize,
-        Self::Import,
+        Self::Remember,
     ];
 
     /// Changes of the plan in force.

@@ -170,7 +170,7 @@ pub fn verb(kind: OperationKind) -> &'static str {
         OperationKind::Prune => "pruning",
         OperationKind::Calibrate => "calibrating",
         OperationKind::Optimize => "optimizing",
-        OperationKind::Import => "remembering",
+        OperationKind::Remember => "remembering",
         _ => "working",
     }
 }
@@ -187,7 +187,7 @@ pub fn outcome(path: &str, result: &Outcome, elapsed_ms: f64) -> Result<String, 
         Outcome::Prune(made) => Ok(pruned(path, made, elapsed_ms)),
         Outcome::Calibrate(made) => Ok(calibrated(path, made, elapsed_ms)),
         Outcome::Optimize(made) => Ok(optimized(path, made, elapsed_ms)),
-        Outcome::Import(made) => Ok(imported(path, made, elapsed_ms)),
+        Outcome::Imported(made) => Ok(imported(path, made, elapsed_ms)),
         // Of no work on files.
         _ => Ok(format!(
             "{path}: done in {}",

@@ -97,7 +97,11 @@ pub fn day(source: &MemorySource) -> String {
 #[must_use]
 pub fn title(seconds: u64, text: &str) -> String {
     let mut title = dates::time(seconds);
-    for word in text.split_whitespace() {
+    // Names have no control characters.
+    for word in text.split(|c: char| c.is_whitespace() || c.is_control()) {
+        if word.is_empty() {
+            continue;
+        }
         if title.len() + word.len() > TITLE_BYTES {
             break;
         }
@@ -171,6 +175,7 @@ mod tests {
             title(1_767_323_045, text),
             "2026-01-02 03:04:05 The pool opens at eight on"
         );
+        assert_eq!(title(0, "a\u{7}b"), "1970-01-01 00:00:00 a b");
         assert_eq!(title(0, " "), "1970-01-01 00:00:00");
     }
 }

@@ -56,6 +56,9 @@ pub enum StoreError {
     /// There is no source of this number.
     #[error("there is no source {0}")]
     NoSource(i64),
+    /// Somebody has removed what was being added, or its collection.
+    #[error("it was removed while it was being added")]
+    Removed,
     /// There is no piece of this number.
     #[error("there is no piece {0}")]
     NoPiece(i64),
@@ -93,6 +96,8 @@ impl StoreError {
                 what: error.to_string(),
             },
             Some(ErrorCode::DiskFull) => Self::DiskFull { path },
+            // Rows refer to those that they belong to, and nothing else is constrained that is not made here.
+            Some(ErrorCode::ConstraintViolation) => Self::Removed,
             _ => Self::Sqlite {
                 path,
                 what: error.to_string(),

@@ -166,13 +166,18 @@ impl Store {
             Ok(ready)
         };
         let ready = end();
-        if self.checked(ready)? == 0 {
-            return Err(StoreError::NoSource(id));
+        if ready.is_err() {
+            // The source before has its vectors still.
+            self.index = None;
         }
-        if before.is_some() {
-            self.clear_log()?;
+        if self.checked(ready)? == 0 {
+            return Err(StoreError::Removed);
         }
         self.learn(id)?;
+        if before.is_some() {
+            // The source is there, whatever becomes of the log, which is emptied again with the next change.
+            let _ = self.clear_log();
+        }
         Ok(id)
     }
 

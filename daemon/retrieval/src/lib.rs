@@ -20,5 +20,8 @@ pub use self::{
     import::{Import, NewPiece, NewSource},
     search::{Hit, Query, Ranking},
     split::{Piece, Splitter, TextKind},
-    store::{Collection, EncoderId, Source, SourceKind, Store, StoredPiece, Totals},
+    store::{
+        Collection, EncoderId, Source, SourceKind, Store, StoredPiece, Totals,
+        check_collection_name,
+    },
 };

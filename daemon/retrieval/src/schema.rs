@@ -208,7 +208,7 @@ pub(crate) fn wipe(path: &Path) -> io::Result<()> {
 }
 
 /// Wipes what is left of files that were being wiped.
-fn end_wipe(path: &Path) -> io::Result<()> {
+pub(crate) fn end_wipe(path: &Path) -> io::Result<()> {
     for suffix in SUFFIXES {
         let wiped = with(path, &format!("{suffix}{WIPED}"));
         let file = match fs::OpenOptions::new().write(true).open(&wiped) {
@@ -219,6 +219,9 @@ fn end_wipe(path: &Path) -> io::Result<()> {
         io::copy(&mut io::repeat(0).take(bytes), &mut &file)?;
         file.sync_all()?;
         fs::remove_file(wiped)?;
+        if let Some(folder) = path.parent() {
+            fs::File::open(folder)?.sync_all()?;
+        }
     }
     Ok(())
 }

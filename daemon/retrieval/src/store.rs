@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use rusqlite::{Connection, OptionalExtension, Row, params};
+use rusqlite::{Connection, OptionalExtension, Row, ToSql, params, params_from_iter};
 
 use crate::{StoreError, schema, vectors::VectorIndex};
 
@@ -63,7 +63,7 @@ pub struct Collection {
     pub sources: u64,
     /// The pieces of these.
     pub pieces: u64,
-    /// Bytes of their texts.
+    /// Bytes of what the sources were made of.
     pub bytes: u64,
 }
 
@@ -120,7 +120,7 @@ pub struct Totals {
 
 const SOURCES: &str = "
     SELECT sources.id, collections.name, kind, sources.name, bytes, modified, added,
-           (SELECT count(*) FROM pieces WHERE pieces.source = sources.id)
+           (SELECT coalesce(max(number) + 1, 0) FROM pieces WHERE pieces.source = sources.id)
     FROM sources JOIN collections ON collections.id = sources.collection
     WHERE ready";
 
@@ -163,8 +163,12 @@ impl Store {
         let left = store
             .connection
             .execute("DELETE FROM sources WHERE NOT ready", []);
-        if store.checked(left)? > 0 {
-            store.clear_log()?;
+        match store.checked(left) {
+            Ok(0) => {}
+            // It is found by nothing, and goes when there is room.
+            Err(StoreError::DiskFull { .. }) => {}
+            Ok(_) => store.clear_log()?,
+            Err(error) => return Err(error),
         }
         Ok(store)
     }
@@ -211,11 +215,11 @@ impl Store {
             let mut query = self.connection.prepare(
                 "SELECT name, access,
                     (SELECT count(*) FROM sources WHERE collection = collections.id AND ready),
-                    (SELECT count(*) FROM pieces JOIN sources ON sources.id = source
-                     WHERE collection = collections.id AND ready),
-                    (SELECT coalesce(sum(length(CAST(text AS BLOB))), 0)
-                     FROM pieces JOIN sources ON sources.id = source
-                     WHERE collection = collections.id AND ready)
+                    (SELECT coalesce(sum((SELECT coalesce(max(number) + 1, 0) FROM pieces
+                                          WHERE source = sources.id)), 0)
+                     FROM sources WHERE collection = collections.id AND ready),
+                    (SELECT coalesce(sum(bytes), 0)
+                     FROM sources WHERE collection = collections.id AND ready)
                  FROM collections ORDER BY name",
             )?;
             let rows = query.query_map([], |row| {
@@ -253,30 +257,31 @@ impl Store {
             .optional()
     }
 
-    /// Some sources of a collection or of all, the latest first: those with a lower number than `before`, if that is given.
+    /// Some sources of these collections, the latest first: those with a lower number than `before`, if that is given.
     ///
     /// # Errors
-    /// When there is no such collection, or the file cannot be read.
+    /// When the file cannot be read.
     pub fn sources(
         &self,
-        collection: Option<&str>,
+        collections: &[&str],
         before: Option<i64>,
         most: usize,
     ) -> Result<Vec<Source>, StoreError> {
-        if let Some(name) = collection
-            && self.checked(self.find_collection(name))?.is_none()
-        {
-            return Err(StoreError::NoCollection(name.to_owned()));
-        }
+        let places: Vec<String> = (0..collections.len())
+            .map(|at| format!("?{}", at + 3))
+            .collect();
+        let places = places.join(", ");
         let read = || {
             let select = format!(
-                "{SOURCES} AND (?1 IS NULL OR collections.name = ?1) AND (?2 IS NULL OR sources.id < ?2)
-                 ORDER BY sources.id DESC LIMIT ?3"
+                "{SOURCES} AND (?1 IS NULL OR sources.id < ?1) AND collections.name IN ({places})
+                 ORDER BY sources.id DESC LIMIT ?2"
             );
             let mut query = self.connection.prepare(&select)?;
-            query
-                .query_map(params![collection, before, most as i64], source)?
-                .collect()
+            let most = most as i64;
+            let (before, most): (&dyn ToSql, &dyn ToSql) = (&before, &most);
+            let names = collections.iter().map(|name| name as &dyn ToSql);
+            let values = [before, most].into_iter().chain(names);
+            query.query_map(params_from_iter(values), source)?.collect()
         };
         self.checked(read())
     }
@@ -329,6 +334,10 @@ impl Store {
         let removed = self
             .connection
             .execute("DELETE FROM sources WHERE id = ?1", [id]);
+        if removed.is_err() {
+            // It has the vectors still.
+            self.index = None;
+        }
         self.checked(removed)?;
         self.clear_log()
     }
@@ -367,6 +376,17 @@ impl Store {
         let store = Self::open(&path)?;
         store.checked(schema::go_on_from(&store.connection, &last))?;
         Ok(store)
+    }
+
+    /// Ends a wipe of this file that was interrupted.
+    ///
+    /// # Errors
+    /// When what is left of it cannot be overwritten or removed.
+    pub fn end_wipe(path: &Path) -> Result<(), StoreError> {
+        schema::end_wipe(path).map_err(|error| StoreError::Open {
+            path: path.to_owned(),
+            error,
+        })
     }
 
     /// How much there is.
@@ -410,7 +430,11 @@ impl Store {
     }
 }
 
-fn check_collection_name(name: &str) -> Result<(), StoreError> {
+/// Checks the name of a collection.
+///
+/// # Errors
+/// When it is none.
+pub fn check_collection_name(name: &str) -> Result<(), StoreError> {
     let is_fit = |char: char| char.is_alphanumeric() || "-_.".contains(char);
     let is_name = name.len() <= COLLECTION_NAME_MAX
         && name.starts_with(char::is_alphanumeric)

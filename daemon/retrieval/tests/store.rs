@@ -197,7 +197,7 @@ fn a_source_that_changes_takes_its_own_place() {
     let second = add(&mut store, "a", "x", 2, &["second words"]).unwrap();
     assert_eq!(found(&mut store, &words("words")), ["second words"]);
     assert!(!holds(folder.path(), "first words"));
-    let sources = store.sources(None, None, 100).unwrap();
+    let sources = store.sources(&["a"], None, 100).unwrap();
     assert_eq!(
         (sources.len(), sources[0].id, sources[0].pieces),
         (1, second, 1)
@@ -238,16 +238,17 @@ fn an_import_whose_place_is_gone_is_refused() {
     let begin = |store: &mut Store| store.begin(&source, Some(&encoder())).unwrap().unwrap();
     let import = begin(&mut store);
     store.remove_collection("a").unwrap();
-    assert!(matches!(store.finish(import), Err(StoreError::NoSource(_))));
+    assert!(matches!(store.finish(import), Err(StoreError::Removed)));
     let import = begin(&mut store);
     let mut store = store.wipe().unwrap();
     let other = add(&mut store, "b", "y", 1, &["kept words"]).unwrap();
-    assert!(matches!(store.finish(import), Err(StoreError::NoSource(id)) if id != other));
+    assert!(matches!(store.finish(import), Err(StoreError::Removed)));
+    assert!(store.source(other).is_ok());
     // Two of one name at once: the last to end stays.
     let (first, second) = (begin(&mut store), begin(&mut store));
     store.finish(second).unwrap();
     let id = store.finish(first).unwrap();
-    let sources = store.sources(Some("a"), None, 100).unwrap();
+    let sources = store.sources(&["a"], None, 100).unwrap();
     assert_eq!((sources.len(), sources[0].id), (1, id));
     assert_eq!(found(&mut store, &words("words")), ["kept words"]);
 }

@@ -42,7 +42,7 @@ pub(super) fn of(failure: &Failure) -> ErrorRow {
                 OperationKind::Compress
                 | OperationKind::Prune
                 | OperationKind::Pull
-                | OperationKind::Import => row.hint(
+                | OperationKind::Remember => row.hint(
                     "what it finished is kept; run the same command again to resume",
                 ),
                 _ => row.hint("run the same command again"),

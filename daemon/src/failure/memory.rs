@@ -52,6 +52,8 @@ fn store(error: &StoreError) -> ErrorRow {
             ErrorRow::new(Code::NotFound, "NO_SOURCE")
                 .hint("`sluice memory list COLLECTION` shows those that there are")
         }
+        StoreError::Removed => ErrorRow::new(Code::Aborted, "REMOVED_MEANWHILE")
+            .hint("add it again if it is to be remembered"),
         StoreError::CollectionName(_) => ErrorRow::invalid("COLLECTION_NAME", "begin.collection"),
         StoreError::VectorLength { .. } => ErrorRow::new(Code::FailedPrecondition, "OTHER_ENCODER")
             .hint(

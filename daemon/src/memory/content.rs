@@ -170,8 +170,10 @@ impl Content {
         let patience = Patience::new(sluice_documents::limits::WAIT_MAX, gone.clone());
         // The very program that runs, even if its file was replaced since.
         let program = Path::new("/proc/self/exe");
-        for page in Pages::of_pdf(program, &self.file, &patience)? {
-            let page = page?;
+        // All of them first, 64 MiB at most: what is made of pieces may take longer than reading may.
+        let pages = Pages::of_pdf(program, &self.file, &patience)?;
+        let pages = pages.collect::<Result<Vec<_>, _>>()?;
+        for page in pages {
             let heading = format!("page {}", page.number);
             Splitter::new(TextKind::Plain).split(page.text.as_bytes(), |piece| {
                 let heading = heading.clone();

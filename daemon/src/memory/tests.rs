@@ -47,10 +47,10 @@ fn a_memory_is_made_by_the_first_write_alone() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("deep/m.sqlite");
     let memory = Memory::new(Some(path.clone()), EncoderChoice::Auto);
-    let read = memory.read(|store| Ok::<_, MemoryError>(store.totals()?));
+    let read = memory.read(|store| Ok(store.totals()?));
     assert!(read.unwrap().is_none() && !path.exists());
     assert_eq!(memory.wipe().unwrap(), (0, 0));
-    let written = memory.write(|store| Ok::<_, MemoryError>(store.totals()?));
+    let written = memory.write(|store| Ok(store.totals()?));
     assert_eq!(written.unwrap().sources, 0);
     assert!(path.exists());
     let off = Memory::new(None, EncoderChoice::Off);
@@ -62,9 +62,7 @@ fn vectors_are_kept_while_searches_need_them() {
     let folder = TempDir::new().unwrap();
     let memory = Memory::new(Some(folder.path().join("m")), EncoderChoice::Auto);
     assert!(memory.release_idle().is_none());
-    memory
-        .search(|store| Ok::<_, MemoryError>(store.totals()?))
-        .unwrap();
+    memory.search(|store| Ok(store.totals()?)).unwrap();
     assert!(memory.release_idle().is_some_and(|left| left <= INDEX_IDLE));
 }
 

@@ -231,7 +231,8 @@ impl MemoryService for Service {
             };
             Some((stream::iter(items), export))
         });
-        let answers = parts.flatten();
+        let closing = self.0.closing.clone();
+        let answers = parts.flatten().take_until(closing.cancelled_owned());
         let answers = answers.map(|part: Result<Part, Status>| {
             part.map(|part| v1::ExportMemoryResponse { part: Some(part) })
         });
@@ -264,7 +265,7 @@ fn none_there(asked: Option<String>) -> Result<v1::ListSourcesResponse, Failure>
     }
 }
 
-/// A page of the sources that the caller may read, and where the next page begins, if there is one.
+/// A page of the sources that the caller may read, and where the next page begins, if there may be one.
 fn sources(
     store: &mut Store,
     caller: Caller,
@@ -272,24 +273,11 @@ fn sources(
 ) -> Result<(Vec<sluice_retrieval::Source>, Option<i64>), StoreError> {
     let asked: Vec<String> = page.collection.iter().cloned().collect();
     let theirs = memory::readable(store, caller, &asked)?;
-    let mut before = page.before;
-    let mut found = Vec::new();
-    // Sources of other readers are passed over.
-    loop {
-        let more = store.sources(page.collection.as_deref(), before, page.most)?;
-        let is_last = more.len() < page.most;
-        before = more.last().map(|source| source.id).or(before);
-        let theirs = (more.into_iter()).filter(|source| theirs.contains(&source.collection));
-        found.extend(theirs);
-        if is_last && found.len() <= page.most {
-            return Ok((found, None));
-        }
-        if found.len() >= page.most {
-            found.truncate(page.most);
-            let next = found.last().map(|source| source.id);
-            return Ok((found, next));
-        }
-    }
+    let theirs: Vec<&str> = theirs.iter().map(String::as_str).collect();
+    let found = store.sources(&theirs, page.before, page.most)?;
+    let next = (found.last()).filter(|_| found.len() == page.most);
+    let next = next.map(|source| source.id);
+    Ok((found, next))
 }
 
 /// An export that is under way: it holds the pieces of a page at a time.
@@ -361,7 +349,7 @@ impl Daemon {
         let daemon = self.clone();
         let done = spawn_blocking(move || {
             let _place = place;
-            (daemon.memory).read(|store| work(store).map_err(MemoryError::from))
+            (daemon.memory).read(|store| Ok(work(store)?))
         });
         Ok(done.await??)
     }

@@ -13,7 +13,7 @@ pub fn collection(collection: &Collection) -> v1::MemoryCollection {
         reader: memory::reader_of(collection.access).into(),
         sources: collection.sources,
         pieces: collection.pieces,
-        text_bytes: collection.bytes,
+        bytes: collection.bytes,
     }
 }
 

@@ -85,7 +85,7 @@ async fn import(
 async fn imported(client: &mut Client, of: &[(&str, &[u8])]) -> v1::ImportResult {
     let operation = import(client, sources("notes", of)).await.unwrap();
     match operation.outcome {
-        Some(Outcome::Import(result)) => result,
+        Some(Outcome::Imported(result)) => result,
         other => panic!("{other:?}"),
     }
 }
@@ -306,7 +306,7 @@ async fn an_import_that_is_killed_or_left_leaves_what_was_there() {
                 until("the import to end", || async {
                     let operations = daemon.snapshot().await.operations;
                     !operations.iter().any(|one| {
-                        one.kind() == v1::OperationKind::Import && one.ended_unix_ms.is_none()
+                        one.kind() == v1::OperationKind::Remember && one.ended_unix_ms.is_none()
                     })
                 })
                 .await;

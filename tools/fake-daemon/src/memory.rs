@@ -102,7 +102,7 @@ impl MemoryService for Service {
         request: Request<Streaming<ImportSourcesRequest>>,
     ) -> Answers<ImportSourcesResponse> {
         let mut parts = request.into_inner();
-        let begun = operation(OperationKind::Import);
+        let begun = operation(OperationKind::Remember);
         let (sender, receiver) = tokio::sync::mpsc::channel(8);
         let service = self.clone();
         tokio::spawn(async move {
@@ -137,7 +137,7 @@ impl MemoryService for Service {
                 state: OperationState::Done.into(),
                 elapsed_ms: 1_500.0,
                 notices: vec!["skipped: /odd\x1b[2J.pdf has no text".into()],
-                outcome: Some(operation::Outcome::Import(result)),
+                outcome: Some(operation::Outcome::Imported(result)),
                 ..begun
             };
             let done = ImportSourcesResponse {
@@ -158,7 +158,7 @@ impl MemoryService for Service {
             reader: MemoryReader::Generate.into(),
             sources: sources().len() as u64,
             pieces,
-            text_bytes: 160,
+            bytes: 160,
         };
         let papers = MemoryCollection {
             name: "papers".into(),

@@ -72,7 +72,16 @@ pub(super) async fn run(
     drop(input);
     match arguments.remember {
         // The end of the conversation is no reason to lose it, whatever that was.
-        true => ended.and(talk.remember_all(&mut interrupts, out).await),
+        true => {
+            let remembered = talk.remember_all(&mut interrupts, out).await;
+            if let (Err(_), Err(lost)) = (&ended, &remembered) {
+                say(&format!(
+                    "the conversation was not remembered: {}",
+                    lost.message_and_hint().0
+                ));
+            }
+            ended.and(remembered)
+        }
         false => ended,
     }
 }

@@ -1,8 +1,9 @@
 //! Files that are written whole or not at all.
 
 use std::{
-    fs::{self, File},
+    fs::{self, File, OpenOptions},
     io::{self, BufWriter, Write},
+    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
 };
 
@@ -29,10 +30,25 @@ impl WholeFile {
     /// # Errors
     /// When the folder can't be written to.
     pub(super) fn create(path: &Path) -> io::Result<Self> {
+        Self::with_mode(path, 0o666)
+    }
+
+    /// The same for the user's eyes alone.
+    ///
+    /// # Errors
+    /// As [`Self::create`].
+    pub(super) fn create_private(path: &Path) -> io::Result<Self> {
+        Self::with_mode(path, 0o600)
+    }
+
+    fn with_mode(path: &Path, mode: u32) -> io::Result<Self> {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let partial = path.with_file_name(format!(".{name}.{}.part", std::process::id()));
+        let file = (OpenOptions::new().write(true).create(true).truncate(true))
+            .mode(mode)
+            .open(&partial)?;
         Ok(Self {
-            file: BufWriter::new(File::create(&partial)?),
+            file: BufWriter::new(file),
             partial,
             path: path.to_owned(),
         })

@@ -126,7 +126,7 @@ fn control_c_cancels_an_import_and_tells_what_was_kept() {
         .spawn()
         .expect("start sluice");
     let begun = said(child.stdout.as_mut().unwrap(), "running");
-    assert!(begun.contains(r#""kind":"import""#), "{begun}");
+    assert!(begun.contains(r#""kind":"remember""#), "{begun}");
     let output = interrupt(child);
     assert_eq!(code(&output), 130, "{}", stderr(&output));
     let told = stderr(&output);

@@ -18,6 +18,7 @@ pub(super) fn name(error: &MemoryError) -> &'static str {
         M::Store(S::NoCollection(_)) => "memory: no collection",
         M::Store(S::NoSource(_)) => "memory: no source",
         M::Store(S::NoPiece(_)) => "memory: no piece",
+        M::Store(S::Removed) => "memory: removed",
         M::Store(S::CollectionName(_)) => "memory: collection name",
         M::Store(S::VectorLength { .. }) => "memory: vector length",
         M::Store(S::Sqlite { .. }) => "memory: sqlite",
@@ -33,8 +34,8 @@ pub(super) fn name(error: &MemoryError) -> &'static str {
 
 pub(super) fn examples() -> Vec<(Failure, Code)> {
     use Code::{
-        DataLoss, DeadlineExceeded, FailedPrecondition, Internal, InvalidArgument, NotFound,
-        ResourceExhausted,
+        Aborted, DataLoss, DeadlineExceeded, FailedPrecondition, Internal, InvalidArgument,
+        NotFound, ResourceExhausted,
     };
     use MemoryError as M;
     use StoreError as S;
@@ -76,6 +77,7 @@ pub(super) fn examples() -> Vec<(Failure, Code)> {
         (S::NoCollection(word()).into(), NotFound),
         (S::NoSource(1).into(), NotFound),
         (S::NoPiece(1).into(), NotFound),
+        (S::Removed.into(), Aborted),
         (S::CollectionName(word()).into(), InvalidArgument),
         (
             S::VectorLength {

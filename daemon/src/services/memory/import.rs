@@ -6,7 +6,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::{SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use sluice_proto::{
@@ -16,7 +16,9 @@ use sluice_proto::{
         operation::Outcome,
     },
 };
-use sluice_retrieval::{EncoderId, Import, NewPiece, NewSource, Piece, Store, StoreError};
+use sluice_retrieval::{
+    EncoderId, Import, NewPiece, NewSource, Piece, Store, check_collection_name,
+};
 use tokio::{sync::mpsc, task::spawn_blocking, time};
 use tokio_util::sync::CancellationToken;
 use tonic::{Status, Streaming};
@@ -35,6 +37,10 @@ use crate::{
 
 /// Pieces that are encoded and written together: an encoder's passes are full, and an import that is cancelled ends soon.
 const BATCH_PIECES: usize = 128;
+/// Bytes of a chunk.
+const CHUNK_BYTES_MAX: usize = 1 << 20;
+/// How long an import waits until it asks again for its turn with the store, where the line is full.
+const TURN_WAIT: Duration = Duration::from_millis(200);
 
 /// Cancels an operation when its caller goes away.
 pub(super) struct CancelOnDrop(pub(super) Arc<Operation>);
@@ -88,30 +94,25 @@ impl Daemon {
         begin: v1::ImportBegin,
         messages: Streaming<v1::ImportSourcesRequest>,
     ) -> Result<Arc<Operation>, Failure> {
-        let start = ImportStart::try_from(begin)?;
-        let (asked, caller) = (start.clone(), terms.caller);
-        let check = move |store: &mut Store| {
-            let all = store.accesses()?;
-            let there = all.into_iter().find(|(name, _)| *name == asked.collection);
-            let Some((collection, access)) = there else {
-                return Ok(Ok(()));
-            };
-            memory::readable(store, caller, std::slice::from_ref(&collection))?;
-            let reader = memory::reader_of(access);
-            Ok(match asked.reader.is_none_or(|asked| asked == reader) {
-                true => Ok(()),
-                false => Err(MemoryError::OtherReader { collection, reader }),
-            })
+        let mut start = ImportStart::try_from(begin)?;
+        check_collection_name(&start.collection).map_err(MemoryError::from)?;
+        let (asked, caller, memory) = (start.clone(), terms.caller, self.memory.clone());
+        let check = move || {
+            memory
+                .read(|store| memory::check_addable(store, caller, &asked.collection, asked.reader))
         };
-        self.remembered(&terms, check).await?.unwrap_or(Ok(()))?;
+        if let Some(reader) = spawn_blocking(check).await?? {
+            start.reader = reader;
+        }
         let encoder = self.memory_encoder();
         let description = OperationDescription {
-            kind: OperationKind::Import,
+            kind: OperationKind::Remember,
             model: encoder
                 .as_ref()
                 .map(|encoder| encoder.name.clone())
                 .unwrap_or_default(),
-            input_path: format!("memory collection {}", start.collection),
+            // Whoever may see operations sees no name of what is remembered.
+            input_path: "memory".to_owned(),
             caller: Some(terms.caller),
             ..OperationDescription::default()
         };
@@ -128,6 +129,7 @@ impl Daemon {
             encoder_id: None,
             stop,
             done: v1::ImportResult::default(),
+            number: 0,
             read: Arc::default(),
             running,
         };
@@ -140,7 +142,7 @@ impl Daemon {
                 },
                 other => other,
             });
-            (importer.running).finish(result.map(|()| Outcome::Import(done)));
+            (importer.running).finish(result.map(|()| Outcome::Imported(done)));
         });
         Ok(operation)
     }
@@ -156,6 +158,8 @@ struct Importer {
     encoder_id: Option<EncoderId>,
     stop: CancellationToken,
     done: v1::ImportResult,
+    /// The present source's place in the import, from 1.
+    number: u64,
     /// Bytes that were read of sources.
     read: Arc<AtomicU64>,
     running: RunningOperation,
@@ -180,11 +184,20 @@ impl Importer {
                 return Err(invalid("source", "is missing; it comes before its content"));
             };
             let source = ImportedSource::try_from(header)?;
-            let (content, next) = self.receive(&source, &mut messages).await?;
+            self.number += 1;
+            let (content, next) = self.receive(&mut messages).await?;
             self.take(source, content).await?;
             part = next;
         }
-        self.encode_others().await
+        match self.encode_others().await {
+            // What was added is there.
+            Err(failure) if !matches!(failure, Failure::ImportCancelled { .. }) => {
+                let notice = format!("vectors are still missing: {failure}");
+                self.running.notice(notice);
+                Ok(())
+            }
+            done => done,
+        }
     }
 
     async fn next(
@@ -208,14 +221,16 @@ impl Importer {
     /// Receives a source's content, and the part behind it.
     async fn receive(
         &self,
-        source: &ImportedSource,
         messages: &mut Streaming<v1::ImportSourcesRequest>,
     ) -> Result<(Content, Option<Part>), Failure> {
-        let (daemon, name) = (self.daemon.clone(), source.name.clone());
+        let (daemon, name) = (self.daemon.clone(), self.source());
         let made = spawn_blocking(move || ContentWriter::new(&name, daemon.memory.path()?));
         let mut writer = made.await??;
         loop {
             match self.next(messages).await? {
+                Some(Part::Chunk(chunk)) if chunk.len() > CHUNK_BYTES_MAX => {
+                    return Err(invalid("chunk", "has more than 1 MiB"));
+                }
                 Some(Part::Chunk(chunk)) => {
                     let pushed = spawn_blocking(move || writer.push(&chunk).map(|()| writer));
                     writer = pushed.await??;
@@ -228,15 +243,17 @@ impl Importer {
 
     /// Remembers a source.
     async fn take(&mut self, source: ImportedSource, content: Content) -> Result<(), Failure> {
-        self.tell(&source.name);
+        self.tell();
         let (bytes, digest) = (content.bytes, content.digest);
         self.done.bytes += bytes;
         let name = source.name.clone();
         let encoder = self.encoder_id().await?;
-        let (start, now) = (self.start.clone(), now_unix_s());
+        let (start, now, caller) = (self.start.clone(), now_unix_s(), self.terms.caller);
         let kind = wire::kind(source.kind).ok_or_else(|| invalid("source.kind", "is missing"))?;
         let begun = self.write(move |store| {
-            let reader = start.reader.unwrap_or(v1::MemoryReader::Generate);
+            // Once more: somebody may have made or removed it since.
+            let reader = memory::check_addable(store, caller, &start.collection, start.reader)?;
+            let reader = reader.unwrap_or(v1::MemoryReader::Generate);
             let source = NewSource {
                 collection: &start.collection,
                 access: memory::access_of(reader),
@@ -247,30 +264,35 @@ impl Importer {
                 modified: source.modified,
                 now,
             };
-            store.begin(&source, encoder.as_ref())
+            Ok(store.begin(&source, encoder.as_ref())?)
         });
         let Some(mut import) = begun.await? else {
             self.done.unchanged += 1;
             self.read.fetch_add(bytes, Ordering::Relaxed);
             return Ok(());
         };
-        let added = self.add_pieces(&name, content, &mut import).await;
+        let mut added = self.add_pieces(&name, content, &mut import).await;
         if let Ok(Ok(())) = added {
-            let pieces = import.pieces();
-            self.write(move |store| store.finish(import)).await?;
-            self.done.sources += 1;
-            self.done.pieces += pieces;
-            return Ok(());
+            let whole = import.clone();
+            match self.write(move |store| Ok(store.finish(whole)?)).await {
+                Ok(_) => {
+                    self.done.sources += 1;
+                    self.done.pieces += import.pieces();
+                    return Ok(());
+                }
+                Err(failure) => added = Err(failure),
+            }
         }
         // What is left of it otherwise goes when the store is opened again.
-        let abandoned = self.write(move |store| store.abandon(import)).await;
+        let abandoned = self.write(move |store| Ok(store.abandon(import)?)).await;
         if let Err(error) = abandoned {
             tracing::warn!(reason = %error, "an import could not be taken back");
         }
         let unreadable = added?.err();
         let reason = unreadable.map(|unreadable| unreadable.to_string());
         self.running.notice(format!(
-            "{name} was left out: {}",
+            "{} was left out: {}",
+            self.source(),
             reason.unwrap_or_default()
         ));
         self.done.skipped += 1;
@@ -305,7 +327,7 @@ impl Importer {
         // However this ends, nobody waits for more pages.
         let _gone = RaiseOnDrop(gone);
         while let Some(pieces) = (self.unless_stopped(async { Ok(batches.recv().await) })).await? {
-            self.tell(name);
+            self.tell();
             let pieces = self.encoded(pieces).await?;
             let mut taken = import.clone();
             let added = self.write(move |store| {
@@ -318,7 +340,7 @@ impl Importer {
             Err(Unreadable::File(error)) => {
                 let memory = self.daemon.memory.path()?;
                 Err(MemoryError::Spool {
-                    name: name.to_owned(),
+                    name: self.source(),
                     folder: memory.parent().unwrap_or(memory).to_owned(),
                     error,
                 }
@@ -354,49 +376,56 @@ impl Importer {
         loop {
             let find = id.clone();
             let without = self
-                .write(move |store| store.without_vectors(&find, after, BATCH_PIECES))
+                .write(move |store| Ok(store.without_vectors(&find, after, BATCH_PIECES)?))
                 .await?;
             let Some((last, _)) = without.last() else {
                 return Ok(());
             };
             after = *last;
-            self.tell("vectors of what was remembered without");
+            self.tell();
             let texts = without.iter().map(|(_, piece)| memory::encoded_text(piece));
             let asked = self.daemon.encode(&self.terms, encoder, texts.collect());
             let (_, vectors) = self.unless_stopped(asked).await?;
             let pieces = without.iter().map(|(id, _)| *id);
             let both: Vec<(i64, Vec<f32>)> = pieces.zip(vectors).collect();
             let id = id.clone();
-            self.write(move |store| store.set_vectors(&id, &both))
+            self.write(move |store| Ok(store.set_vectors(&id, &both)?))
                 .await?;
         }
     }
 
-    /// Works with the store, which is made where it is missing.
+    /// Works with the store, which is made where it is missing. An import waits for its turn, however long the line is.
     async fn write<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&mut Store) -> Result<T, StoreError> + Send + 'static,
+        work: impl FnOnce(&mut Store) -> Result<T, MemoryError> + Send + 'static,
     ) -> Result<T, Failure> {
-        let place = self
-            .daemon
-            .remembering
-            .enter(self.terms.caller.share())
-            .await?;
+        let place = loop {
+            match (self.daemon.remembering)
+                .enter(self.terms.caller.share())
+                .await
+            {
+                Err(Failure::PreparingFull { .. }) => time::sleep(TURN_WAIT).await,
+                entered => break entered?,
+            }
+        };
         let daemon = self.daemon.clone();
         let done = spawn_blocking(move || {
             let _place = place;
-            daemon
-                .memory
-                .write(|store| work(store).map_err(MemoryError::from))
+            daemon.memory.write(work)
         });
         Ok(done.await??)
     }
 
-    fn tell(&self, item: &str) {
+    /// What others hear of the present source: operations are for more eyes than what is remembered.
+    fn source(&self) -> String {
+        format!("source {}", self.number)
+    }
+
+    fn tell(&self) {
         let read = self.read.load(Ordering::Relaxed);
         let total = self.start.total_bytes.unwrap_or(0);
         self.running.progress(v1::OperationProgress {
-            item: item.to_owned(),
+            item: self.source(),
             ..progress(
                 OperationStage::Importing,
                 ProgressUnit::Bytes,

@@ -9,7 +9,7 @@ use sluice_proto::{
     model::{Generation, Input, MemorySearch, Prompt, Role},
     v1,
 };
-use sluice_retrieval::{EncoderId, Hit, Query, Ranking, Source, SourceKind, Store};
+use sluice_retrieval::{EncoderId, Hit, Query, Ranking, Source, SourceKind, Store, StoreError};
 use tokio::{task::spawn_blocking, time};
 
 use super::super::{Daemon, call_terms::CallTerms};
@@ -59,7 +59,7 @@ impl Daemon {
         search: MemorySearch,
     ) -> Result<Found, Failure> {
         let began = Instant::now();
-        let (ranking, vector, notices) = self.ranked_by(&terms, &search).await?;
+        let (mut ranking, vector, mut notices) = self.ranked_by(&terms, &search).await?;
         let place = self.remembering.enter(terms.caller.share()).await?;
         let daemon = self.clone();
         let found = spawn_blocking(move || {
@@ -67,11 +67,23 @@ impl Daemon {
             daemon.memory.search(|store| {
                 let asked = &search.collections;
                 let collections = memory::readable(store, terms.caller, asked)?;
-                find(store, &search, &collections, ranking, vector)
+                let found = find(store, &search, &collections, ranking, vector);
+                match found {
+                    Err(MemoryError::Store(error @ StoreError::VectorLength { .. }))
+                        if search.ranking.is_none() =>
+                    {
+                        let words = find(store, &search, &collections, Ranking::Words, None)?;
+                        Ok((words, Some(error.to_string())))
+                    }
+                    found => Ok((found?, None)),
+                }
             })
         });
-        let found: Result<Option<Vec<(Hit, Source)>>, MemoryError> = found.await?;
-        let hits = found?.unwrap_or_default();
+        let (hits, other_encoder) = found.await??.unwrap_or_default();
+        if let Some(reason) = other_encoder {
+            ranking = Ranking::Words;
+            notices.push(format!("found by words alone: {reason}"));
+        }
         self.release_index_later();
         Ok(Found {
             hits: (hits.iter())
@@ -194,11 +206,15 @@ fn find(
     ranking: Ranking,
     vector: Option<(EncoderId, Vec<f32>)>,
 ) -> Result<Vec<(Hit, Source)>, MemoryError> {
-    // To the store, none means all.
     if collections.is_empty() {
         return Ok(Vec::new());
     }
-    let collections: Vec<&str> = collections.iter().map(String::as_str).collect();
+    // To the store, none means all: without a filter it looks at no piece but those that it finds.
+    let is_all = search.collections.is_empty() && collections.len() == store.accesses()?.len();
+    let collections: Vec<&str> = match is_all {
+        true => Vec::new(),
+        false => collections.iter().map(String::as_str).collect(),
+    };
     let kinds: Vec<SourceKind> = (search.kinds.iter())
         .filter_map(|kind| wire::kind(*kind))
         .collect();

@@ -46,7 +46,7 @@ pub(super) async fn run(
         return out.raw(buffer.as_bytes());
     };
     let failed = |path: &Path, error| Failure::new(format!("write {}: {error}", path.display()));
-    let mut file = WholeFile::create(path).map_err(|error| failed(path, error))?;
+    let mut file = WholeFile::create_private(path).map_err(|error| failed(path, error))?;
     let counts = write(daemon, parts, |text| {
         let written = file.write_all(text.as_bytes());
         written.map_err(|error| failed(path, error))

@@ -80,6 +80,7 @@ pub(in super::super) async fn run(
     interrupts: &mut Signal,
     out: &mut StandardOutput,
 ) -> Result<Operation, Failure> {
+    let names: Vec<String> = sources.iter().map(|one| one.header.name.clone()).collect();
     let (messages, failed) = messages(begin, sources)?;
     let cancels = OnInterrupt::Cancels {
         announce: || say("cancelling"),
@@ -102,7 +103,7 @@ pub(in super::super) async fn run(
         }
         for notice in notices.of(operation) {
             progress.clear();
-            dim(&format!("note: {}", sanitise_line(notice)));
+            dim(&format!("note: {}", sanitise_line(&named(notice, &names))));
         }
         if let Some(step) = operation
             .progress
@@ -111,7 +112,8 @@ pub(in super::super) async fn run(
         {
             rate.record(Instant::now(), step.done);
             let verb = container::verb(operation.kind());
-            progress.show(&sanitise_line(&line(verb, step, rate.bytes_per_second())));
+            let line = line(verb, step, rate.bytes_per_second(), &names);
+            progress.show(&sanitise_line(&line));
         }
         Ok(Step::Next)
     });
@@ -122,14 +124,28 @@ pub(in super::super) async fn run(
     }
 }
 
-fn line(verb: &str, step: &OperationProgress, rate: Option<f64>) -> String {
+/// A text of the daemon with the source's name, which it tells by its number, since others may read it.
+fn named(text: &str, names: &[String]) -> String {
+    let name = || {
+        let rest = text.strip_prefix("source ")?;
+        let (number, rest) = rest.split_at(
+            rest.find(|c: char| !c.is_ascii_digit())
+                .unwrap_or(rest.len()),
+        );
+        let place = number.parse::<usize>().ok()?.checked_sub(1)?;
+        Some(format!("{}{rest}", names.get(place)?))
+    };
+    name().unwrap_or_else(|| text.to_owned())
+}
+
+fn line(verb: &str, step: &OperationProgress, rate: Option<f64>, names: &[String]) -> String {
     let line = match step.total.filter(|total| *total > 0) {
         Some(total) => advance(verb, step.done, total, rate),
         None => format!("{verb} {}", units::bytes(step.done)),
     };
     match step.item.is_empty() {
         true => line,
-        false => format!("{line} · {}", step.item),
+        false => format!("{line} · {}", named(&step.item, names)),
     }
 }
 
@@ -139,7 +155,7 @@ pub(in super::super) fn outcome(
     operation: &Operation,
 ) -> Result<String, Failure> {
     let result = (operation.outcome.as_ref())
-        .filter(|outcome| matches!(outcome, Outcome::Import(_)))
+        .filter(|outcome| matches!(outcome, Outcome::Imported(_)))
         .ok_or_else(no_result)?;
     let collection = match collection {
         "" => COLLECTION_DEFAULT,
@@ -294,6 +310,19 @@ mod tests {
     }
 
     #[test]
+    fn sources_are_told_by_their_names() {
+        let names = ["/a.md".to_owned(), "/b c".to_owned()];
+        assert_eq!(named("source 2", &names), "/b c");
+        assert_eq!(
+            named("source 1 was left out: x", &names),
+            "/a.md was left out: x"
+        );
+        for other in ["source 3", "source 0", "source x", "sources", ""] {
+            assert_eq!(named(other, &names), other);
+        }
+    }
+
+    #[test]
     fn progress_without_a_total_counts_bytes() {
         let step = OperationProgress {
             item: "pool.md".into(),
@@ -301,11 +330,16 @@ mod tests {
             ..Default::default()
         };
         assert_eq!(
-            line("remembering", &step, None),
+            line("remembering", &step, None, &[]),
             "remembering 2.00 KiB · pool.md"
         );
         let total = Some(4096);
-        let line = line("remembering", &OperationProgress { total, ..step }, None);
+        let line = line(
+            "remembering",
+            &OperationProgress { total, ..step },
+            None,
+            &[],
+        );
         assert!(line.ends_with("2.00 KiB of 4.00 KiB · pool.md"), "{line}");
     }
 }

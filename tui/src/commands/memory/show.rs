@@ -37,7 +37,7 @@ pub(super) async fn collections(
             sanitise_line(&one.name),
             units::count(one.sources),
             units::count(one.pieces),
-            units::bytes(one.text_bytes),
+            units::bytes(one.bytes),
             one.reader(),
         ))?;
     }

@@ -106,7 +106,7 @@ impl Work {
             OperationKind::Prune => "prune",
             OperationKind::Calibrate => "calibrate",
             OperationKind::Optimize => "optimize",
-            OperationKind::Import => "import",
+            OperationKind::Remember => "remember",
             OperationKind::Unspecified => "other",
         };
         let waits = operation.state() == OperationState::Queued;
