@@ -356,7 +356,7 @@ fn the_daemon_remembers_finds_and_forgets() {
         assert_eq!(code(&output), 0, "{}", stderr(&output));
         stdout(&output)
     };
-    assert!(told(&["memory", "add", at]).starts_with("default: 1 sources in 2 pieces"));
+    assert!(told(&["memory", "add", at]).starts_with("default: 1 source in 2 pieces"));
     assert!(told(&["memory", "add", at]).contains(", 1 unchanged"));
     let found = told(&["memory", "search", "when does the pool open?"]);
     assert!(found.contains("The pool opens at eight."), "{found}");
