@@ -183,6 +183,7 @@ fn import(
     for (name, pieces) in &cut {
         let source = NewSource {
             collection: "all",
+            access: 0,
             kind: SourceKind::File,
             name,
             digest: [0; 32],
