@@ -11,7 +11,7 @@ use std::{
 };
 
 use sluice_proto::v1;
-use sluice_retrieval::{EncoderId, Store, StoreError};
+use sluice_retrieval::{Store, StoreError};
 
 pub use self::content::{CONTENT_BYTES_MAX, Content, ContentWriter, Unreadable};
 use crate::{caller::Caller, role::Role};
@@ -351,15 +351,6 @@ pub fn encoded_text(piece: &sluice_retrieval::Piece) -> String {
     match piece.heading.as_str() {
         "" => piece.text.clone(),
         heading => format!("{heading}\n{}", piece.text),
-    }
-}
-
-/// An encoder by which vectors are told apart.
-#[must_use]
-pub fn encoder_id(model: &str, elements: usize) -> EncoderId {
-    EncoderId {
-        name: model.to_owned(),
-        elements,
     }
 }
 

@@ -75,7 +75,7 @@ impl MemoryService for Service {
     ) -> Result<Response<v1::ListCollectionsResponse>, Status> {
         let terms = CallTerms::of(&request);
         let caller = terms.caller;
-        let encoder = self.0.memory_encoder().map(|encoder| encoder.name);
+        let encoder = self.0.memory_encoder();
         let list = move |store: &mut Store| {
             let theirs = memory::readable(store, caller, &[])?;
             let mut all = store.collections()?;
@@ -270,7 +270,7 @@ fn sources(
     store: &mut Store,
     caller: Caller,
     page: &SourcePage,
-) -> Result<(Vec<sluice_retrieval::Source>, Option<i64>), StoreError> {
+) -> Result<(Vec<sluice_retrieval::Source>, Option<i64>), MemoryError> {
     let asked: Vec<String> = page.collection.iter().cloned().collect();
     let theirs = memory::readable(store, caller, &asked)?;
     let theirs: Vec<&str> = theirs.iter().map(String::as_str).collect();
@@ -304,7 +304,7 @@ impl Export {
                 {
                     // It was removed meanwhile.
                     Err(StoreError::NoSource(_)) => Ok(Vec::new()),
-                    pieces => pieces,
+                    pieces => Ok(pieces?),
                 };
                 let pieces = self.daemon.remembered(&self.terms, read).await?;
                 let pieces = pieces.unwrap_or_default();
@@ -342,14 +342,14 @@ impl Daemon {
     pub(super) async fn remembered<T: Send + 'static>(
         self: &Arc<Self>,
         terms: &CallTerms,
-        work: impl FnOnce(&mut Store) -> Result<T, StoreError> + Send + 'static,
+        work: impl FnOnce(&mut Store) -> Result<T, MemoryError> + Send + 'static,
     ) -> Result<Option<T>, Failure> {
         let entering = self.remembering.enter(terms.caller.share());
         let place = Deadline::limit(terms.deadline, entering).await?;
         let daemon = self.clone();
         let done = spawn_blocking(move || {
             let _place = place;
-            (daemon.memory).read(|store| Ok(work(store)?))
+            daemon.memory.read(work)
         });
         Ok(done.await??)
     }

@@ -9,23 +9,22 @@ use sluice_retrieval::EncoderId;
 use super::super::{Daemon, call_terms::CallTerms};
 use crate::{
     failure::Failure,
-    memory::{self, EncoderChoice, MemoryError},
+    memory::{EncoderChoice, MemoryError},
 };
 
 impl Daemon {
     /// The encoder, if there is one, by the name of its model.
-    pub(super) fn memory_encoder(&self) -> Option<EncoderName> {
+    pub(super) fn memory_encoder(&self) -> Option<String> {
         match self.memory.encoder() {
             EncoderChoice::Off => None,
-            EncoderChoice::Named(name) => Some(EncoderName { name: name.clone() }),
+            EncoderChoice::Named(name) => Some(name.clone()),
             EncoderChoice::Auto => {
                 let loaded = self.models.all_loaded().into_iter();
                 let mut encoders = loaded.filter(|model| {
                     let features = model.loaded.info.features();
                     features.refusal(Feature::Embed).is_none()
                 });
-                let name = encoders.next()?.name.name;
-                Some(EncoderName { name })
+                Some(encoders.next()?.name.name)
             }
         }
     }
@@ -34,12 +33,12 @@ impl Daemon {
     pub(super) async fn encode(
         self: &Arc<Self>,
         terms: &CallTerms,
-        encoder: &EncoderName,
+        encoder: &str,
         texts: Vec<String>,
     ) -> Result<(EncoderId, Vec<Vec<f32>>), Failure> {
         let request = v1::EmbedRequest {
             texts,
-            model: encoder.name.clone(),
+            model: encoder.to_owned(),
             ..Default::default()
         };
         let terms = CallTerms {
@@ -49,17 +48,14 @@ impl Daemon {
         };
         let answer = self.embed(terms, request).await;
         let answer = answer.map_err(|status| MemoryError::Encoder {
-            model: encoder.name.clone(),
+            model: encoder.to_owned(),
             reason: status.message().to_owned(),
         })?;
-        let id = memory::encoder_id(&answer.model, answer.dimensions as usize);
+        let id = EncoderId {
+            name: answer.model,
+            elements: answer.dimensions as usize,
+        };
         let vectors = answer.vectors.into_iter().map(|vector| vector.values);
         Ok((id, vectors.collect()))
     }
-}
-
-/// A model that makes vectors.
-#[derive(Debug, Clone)]
-pub(super) struct EncoderName {
-    pub(super) name: String,
 }

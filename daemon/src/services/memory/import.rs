@@ -23,10 +23,7 @@ use tokio::{sync::mpsc, task::spawn_blocking, time};
 use tokio_util::sync::CancellationToken;
 use tonic::{Status, Streaming};
 
-use super::{
-    super::{Daemon, call_terms::CallTerms},
-    encode::EncoderName,
-};
+use super::super::{Daemon, call_terms::CallTerms};
 use crate::{
     failure::Failure,
     limits::IMPORT_TIMEOUT,
@@ -96,21 +93,17 @@ impl Daemon {
     ) -> Result<Arc<Operation>, Failure> {
         let mut start = ImportStart::try_from(begin)?;
         check_collection_name(&start.collection).map_err(MemoryError::from)?;
-        let (asked, caller, memory) = (start.clone(), terms.caller, self.memory.clone());
-        let check = move || {
-            memory
-                .read(|store| memory::check_addable(store, caller, &asked.collection, asked.reader))
+        let (asked, caller) = (start.clone(), terms.caller);
+        let check = move |store: &mut Store| {
+            memory::check_addable(store, caller, &asked.collection, asked.reader)
         };
-        if let Some(reader) = spawn_blocking(check).await?? {
+        if let Some(reader) = self.remembered(&terms, check).await? {
             start.reader = reader;
         }
         let encoder = self.memory_encoder();
         let description = OperationDescription {
             kind: OperationKind::Remember,
-            model: encoder
-                .as_ref()
-                .map(|encoder| encoder.name.clone())
-                .unwrap_or_default(),
+            model: encoder.clone().unwrap_or_default(),
             // Whoever may see operations sees no name of what is remembered.
             input_path: "memory".to_owned(),
             caller: Some(terms.caller),
@@ -153,7 +146,8 @@ struct Importer {
     daemon: Arc<Daemon>,
     terms: CallTerms,
     start: ImportStart,
-    encoder: Option<EncoderName>,
+    /// The model that makes vectors, if one does.
+    encoder: Option<String>,
     /// What the store knows the encoder by, once that was asked.
     encoder_id: Option<EncoderId>,
     stop: CancellationToken,
@@ -171,7 +165,7 @@ impl Importer {
         mut messages: Streaming<v1::ImportSourcesRequest>,
     ) -> Result<(), Failure> {
         if let Some(encoder) = &self.encoder {
-            self.done.encoder.clone_from(&encoder.name);
+            self.done.encoder.clone_from(encoder);
         } else {
             self.running.notice(
                 "no sentence encoder is loaded: what is remembered is found by its words alone"
