@@ -30,7 +30,7 @@ fn new_source<'a>(collection: &'a str, name: &'a str, digest: u8) -> NewSource<'
         kind: SourceKind::Note,
         name,
         digest: [digest; 32],
-        bytes: 1,
+        bytes: digest.into(),
         modified: None,
         now: 1000,
     }
@@ -202,7 +202,7 @@ fn a_source_that_changes_takes_its_own_place() {
         (sources.len(), sources[0].id, sources[0].pieces),
         (1, second, 1)
     );
-    assert_eq!(store.collections().unwrap()[0].bytes, 12);
+    assert_eq!(store.collections().unwrap()[0].bytes, 2);
 }
 
 #[test]
