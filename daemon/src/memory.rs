@@ -193,6 +193,13 @@ impl Memory {
         found
     }
 
+    /// Whether something was removed that is still to be deleted.
+    #[must_use]
+    pub fn has_removed(&self) -> bool {
+        let state = self.lock();
+        state.store.as_ref().is_some_and(Store::has_removed)
+    }
+
     /// Whether something was remembered. Where a wipe was interrupted, it is ended.
     fn is_there(&self) -> Result<bool, MemoryError> {
         let path = self.path()?;
@@ -218,23 +225,33 @@ impl Memory {
         Some(left)
     }
 
-    /// Forgets everything: the file is overwritten and removed.
+    /// Forgets everything: the file is overwritten and removed. How many sources and pieces there were; none are counted of a
+    /// damaged file.
     ///
     /// # Errors
-    /// When nothing is remembered, or the file cannot be overwritten or removed.
+    /// When nothing is remembered, or the file is no store or cannot be overwritten or removed.
     pub fn wipe(&self) -> Result<(u64, u64), MemoryError> {
         if !self.is_there()? {
             return Ok((0, 0));
         }
         let path = self.path()?;
         let mut state = self.lock();
-        opened(&mut state.store, path)?;
-        let Some(store) = state.store.take() else {
-            return Ok((0, 0));
-        };
-        let totals = store.totals()?;
-        state.store = Some(store.wipe()?);
-        Ok((totals.sources, totals.pieces))
+        let totals = opened(&mut state.store, path).and_then(|store| Ok(store.totals()?));
+        match (totals, state.store.take()) {
+            (Ok(totals), Some(store)) => {
+                state.store = Some(store.wipe()?);
+                Ok((totals.sources, totals.pieces))
+            }
+            (Err(MemoryError::Store(StoreError::Damaged { .. })), store) => {
+                drop(store);
+                Store::wipe_damaged(path)?;
+                Ok((0, 0))
+            }
+            (totals, store) => {
+                state.store = store;
+                totals.map(|totals| (totals.sources, totals.pieces))
+            }
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -26,11 +26,7 @@ mod states;
 mod telemetry;
 mod waiting;
 
-use std::{
-    path::PathBuf,
-    sync::{Arc, atomic::AtomicBool},
-    time::Instant,
-};
+use std::{path::PathBuf, sync::Arc, time::Instant};
 
 pub use incoming::{Listeners, Port};
 use sluice_checkpoint::VerifiedFiles;
@@ -63,8 +59,8 @@ use crate::{
     library::{Library, Pulls},
     limits::{
         CALLS_READ_MAX, HEADER_BYTES_MAX, LISTING_LINE_MAX, LISTING_MAX, PING_INTERVAL,
-        PING_TIMEOUT, PREPARING_LINE_MAX, PREPARING_MAX, REMEMBERING_LINE_MAX, REQUEST_BYTES_MAX,
-        STREAMS_MAX, UNLOADING_LINE_MAX, WINDOW_BYTES,
+        PING_TIMEOUT, PREPARING_LINE_MAX, PREPARING_MAX, REQUEST_BYTES_MAX, STREAMS_MAX,
+        UNLOADING_LINE_MAX, WINDOW_BYTES,
     },
     measurements::Measurements,
     memory::Memory,
@@ -123,10 +119,7 @@ pub struct Daemon {
     examiner: Option<Arc<Examiner>>,
     draining: CancellationToken,
     preparing: Arc<Gate>,
-    /// Works with the memory, one at a time.
-    remembering: Arc<Gate>,
-    /// Whether a task gives the memory's vectors back when they are idle.
-    releasing_index: AtomicBool,
+    memory_turns: memory::MemoryTurns,
     listing: Arc<Gate>,
     unloading: Arc<Gate>,
     line: waiting::WaitingLine,
@@ -185,8 +178,7 @@ impl Daemon {
             examiner: None,
             draining: CancellationToken::new(),
             preparing: Gate::new(PREPARING_MAX, PREPARING_LINE_MAX, changes.clone()),
-            remembering: Gate::new(1, REMEMBERING_LINE_MAX, changes.clone()),
-            releasing_index: AtomicBool::new(false),
+            memory_turns: memory::MemoryTurns::new(changes.clone()),
             listing: Gate::new(LISTING_MAX, LISTING_LINE_MAX, changes.clone()),
             unloading: Gate::new(1, UNLOADING_LINE_MAX, changes),
             line: waiting::WaitingLine::default(),

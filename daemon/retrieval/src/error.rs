@@ -1,6 +1,9 @@
 //! What can go wrong with a store.
 
-use std::{io, path::PathBuf};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
 use rusqlite::ffi::ErrorCode;
 
@@ -86,8 +89,14 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// That the system refuses to open, overwrite or remove a file.
+    pub(crate) fn cannot_open(path: &Path, error: io::Error) -> Self {
+        let path = path.to_owned();
+        Self::Open { path, error }
+    }
+
     /// What an error of SQLite means for the store in this file.
-    pub(crate) fn of(path: &std::path::Path, error: rusqlite::Error) -> Self {
+    pub(crate) fn of(path: &Path, error: rusqlite::Error) -> Self {
         let path = path.to_owned();
         match error.sqlite_error_code() {
             Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => Self::InUse { path },

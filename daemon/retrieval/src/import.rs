@@ -3,7 +3,7 @@
 
 use rusqlite::{OptionalExtension, Statement, params};
 
-use crate::{EncoderId, Piece, SourceKind, Store, StoreError, vectors::CodedVector};
+use crate::{EncoderId, Piece, SourceKind, Store, StoreError, store::REMOVE, vectors::CodedVector};
 
 /// A source to add. One of the same collection and name takes the place of the one before.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -142,7 +142,8 @@ impl Store {
         Ok(())
     }
 
-    /// Ends an import: from now on its source is found, in the place of the one of its name before. Returns the source's number.
+    /// Ends an import: from now on its source is found, in the place of the one of its name before, which is removed. Returns the
+    /// source's number.
     ///
     /// # Errors
     /// When the source's collection was removed meanwhile, or the file cannot be written.
@@ -160,8 +161,11 @@ impl Store {
         }
         let mut end = || {
             let step = self.connection.transaction()?;
-            step.execute("DELETE FROM sources WHERE id = ?1", [before])?;
-            let ready = step.execute("UPDATE sources SET ready = 1 WHERE id = ?1", [id])?;
+            step.execute(&format!("{REMOVE} WHERE id = ?1"), [before])?;
+            let ready = step.execute(
+                "UPDATE sources SET ready = 1 WHERE id = ?1 AND collection IS NOT NULL",
+                [id],
+            )?;
             step.commit()?;
             Ok(ready)
         };
@@ -173,25 +177,21 @@ impl Store {
         if self.checked(ready)? == 0 {
             return Err(StoreError::Removed);
         }
+        self.has_removed |= before.is_some();
         self.learn(id)?;
-        if before.is_some() {
-            // The source is there, whatever becomes of the log, which is emptied again with the next change.
-            let _ = self.clear_log();
-        }
         Ok(id)
     }
 
-    /// Gives up an import: what it has added goes away.
+    /// Gives up an import: what it has added is removed, and [`Self::delete_removed`] deletes it.
     ///
     /// # Errors
-    /// When the file cannot be written; what is left goes away when the store is opened again.
+    /// When the file cannot be written; what is left is removed when the store is opened again.
     pub fn abandon(&mut self, import: Import) -> Result<(), StoreError> {
-        let removed = self.connection.execute(
-            "DELETE FROM sources WHERE id = ?1 AND NOT ready",
-            [import.source],
-        );
+        let remove = format!("{REMOVE} WHERE id = ?1 AND NOT ready");
+        let removed = self.connection.execute(&remove, [import.source]);
         self.checked(removed)?;
-        self.clear_log()
+        self.has_removed = true;
+        Ok(())
     }
 
     /// Some pieces that have no vector of this encoder, from one on.
@@ -294,4 +294,65 @@ fn insert_vector(
     let bytes: Vec<u8> = elements.iter().map(|&element| element as u8).collect();
     let inserted = insert.execute(params![piece, encoder, f64::from(scale), bytes]);
     inserted.map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use tempfile::TempDir;
+
+    use super::*;
+
+    fn source(name: &str) -> NewSource<'_> {
+        NewSource {
+            collection: "a",
+            access: 0,
+            kind: SourceKind::Note,
+            name,
+            digest: [0; 32],
+            bytes: 1,
+            modified: None,
+            now: 0,
+        }
+    }
+
+    fn pieces(count: usize) -> Vec<NewPiece> {
+        let piece = |number| NewPiece {
+            piece: Piece {
+                heading: String::new(),
+                text: format!("{number} {}", "many words ".repeat(50)),
+            },
+            vector: None,
+        };
+        (0..count).map(piece).collect()
+    }
+
+    /// SQLite says the same of a full disk as of a file that may have no more pages.
+    #[test]
+    fn a_full_disk_ends_an_import_and_harms_nothing() {
+        let folder = TempDir::new().unwrap();
+        let mut store = Store::open(&folder.path().join("memory.db")).unwrap();
+        let mut import = store.begin(&source("before"), None).unwrap().unwrap();
+        store.add_pieces(&mut import, &pieces(10)).unwrap();
+        store.finish(import).unwrap();
+        let limit = |store: &Store, pages: i64| {
+            let set = store
+                .connection
+                .pragma_update(None, "max_page_count", pages);
+            set.unwrap();
+        };
+        limit(&store, 1);
+        let mut import = store.begin(&source("more"), None).unwrap().unwrap();
+        let full = store.add_pieces(&mut import, &pieces(1000));
+        assert!(matches!(full, Err(StoreError::DiskFull { .. })), "{full:?}");
+        store.abandon(import).unwrap();
+        while store.has_removed() {
+            store.delete_removed(100).unwrap();
+        }
+        assert_eq!(store.totals().unwrap().pieces, 10);
+        limit(&store, 1 << 30);
+        let mut import = store.begin(&source("more"), None).unwrap().unwrap();
+        store.add_pieces(&mut import, &pieces(1000)).unwrap();
+        store.finish(import).unwrap();
+        assert_eq!(store.totals().unwrap().pieces, 1010);
+    }
 }

@@ -30,7 +30,8 @@ const MIGRATIONS: [&str; 1] = ["
     );
     CREATE TABLE sources (
         id INTEGER PRIMARY KEY AUTOINCREMENT,
-        collection INTEGER NOT NULL REFERENCES collections (id) ON DELETE CASCADE,
+        -- NULL: it was removed, and what is left of it is still to be deleted.
+        collection INTEGER REFERENCES collections (id),
         kind INTEGER NOT NULL,
         name TEXT NOT NULL,
         digest BLOB NOT NULL,
@@ -80,12 +81,9 @@ const QUERY_TABLES: &str = "
 
 /// Opens the file, which is created for its owner alone where it is missing.
 pub(crate) fn open(path: &Path) -> Result<Connection, StoreError> {
-    let failed = |error| StoreError::Open {
-        path: path.to_owned(),
-        error,
-    };
+    let failed = |error| StoreError::cannot_open(path, error);
     end_wipe(path).map_err(failed)?;
-    identify(path, failed)?;
+    identify(path)?;
     let created = fs::OpenOptions::new()
         .read(true)
         .write(true)
@@ -128,14 +126,15 @@ pub(crate) fn open(path: &Path) -> Result<Connection, StoreError> {
 }
 
 /// Refuses what is no store by its first page, before SQLite writes to it: another program's database is left as it is.
-fn identify(path: &Path, failed: impl Fn(io::Error) -> StoreError) -> Result<(), StoreError> {
+pub(crate) fn identify(path: &Path) -> Result<(), StoreError> {
     const MAGIC: &[u8] = b"SQLite format 3\0";
+    let failed = |error| StoreError::cannot_open(path, error);
     let mut head = Vec::new();
     let file = match fs::File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        file => file.map_err(&failed)?,
+        file => file.map_err(failed)?,
     };
-    file.take(105).read_to_end(&mut head).map_err(&failed)?;
+    file.take(105).read_to_end(&mut head).map_err(failed)?;
     let damaged = |what: &str| StoreError::Damaged {
         path: path.to_owned(),
         what: what.to_owned(),

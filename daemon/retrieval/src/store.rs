@@ -16,6 +16,8 @@ pub struct Store {
     pub(crate) connection: Connection,
     /// The vectors of the encoder that was asked for last, once a search has needed them.
     pub(crate) index: Option<(i64, VectorIndex)>,
+    /// Something was removed that is still to be deleted.
+    pub(crate) has_removed: bool,
 }
 
 /// What a source was made of.
@@ -118,6 +120,9 @@ pub struct Totals {
     pub index_bytes: u64,
 }
 
+/// Takes sources out of their collection, so that nothing finds them.
+pub(crate) const REMOVE: &str = "UPDATE sources SET ready = 0, collection = NULL";
+
 const SOURCES: &str = "
     SELECT sources.id, collections.name, kind, sources.name, bytes, modified, added,
            (SELECT coalesce(max(number) + 1, 0) FROM pieces WHERE pieces.source = sources.id)
@@ -148,28 +153,30 @@ pub(crate) fn piece(row: &Row<'_>) -> rusqlite::Result<StoredPiece> {
 }
 
 impl Store {
-    /// Opens a store, which is made, readable for its owner alone, where there is none. What an import has left that was
-    /// interrupted is removed.
+    /// Opens a store, which is made, readable for its owner alone, where there is none. What an interrupted import has left is
+    /// removed; [`Self::delete_removed`] deletes it.
     ///
     /// # Errors
     /// When another process has it, or it cannot be read, is damaged, or is of a later version.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
         let connection = schema::open(path)?;
-        let store = Self {
+        let mut store = Self {
             path: path.to_owned(),
             connection,
             index: None,
+            has_removed: false,
         };
         let left = store
             .connection
-            .execute("DELETE FROM sources WHERE NOT ready", []);
+            .execute(&format!("{REMOVE} WHERE NOT ready"), []);
         match store.checked(left) {
-            Ok(0) => {}
-            // It is found by nothing, and goes when there is room.
-            Err(StoreError::DiskFull { .. }) => {}
-            Ok(_) => store.clear_log()?,
+            // Where the disk is full: nothing finds it, and it goes when there is room.
+            Ok(_) | Err(StoreError::DiskFull { .. }) => {}
             Err(error) => return Err(error),
         }
+        let select = "SELECT EXISTS (SELECT 1 FROM sources WHERE collection IS NULL)";
+        let has_removed = (store.connection).query_row(select, [], |row| row.get(0));
+        store.has_removed = store.checked(has_removed)?;
         Ok(store)
     }
 
@@ -324,22 +331,21 @@ impl Store {
         self.checked(found)?.ok_or(StoreError::NoPiece(id))
     }
 
-    /// Removes a source with its pieces, so that none of their text is left in the file.
+    /// Removes a source: nothing finds it any more. [`Self::delete_removed`] deletes its text.
     ///
     /// # Errors
     /// When there is none, or the file cannot be written.
     pub fn remove_source(&mut self, id: i64) -> Result<(), StoreError> {
         self.source(id)?;
         self.forget(id)?;
-        let removed = self
-            .connection
-            .execute("DELETE FROM sources WHERE id = ?1", [id]);
+        let removed = (self.connection).execute(&format!("{REMOVE} WHERE id = ?1"), [id]);
         if removed.is_err() {
             // It has the vectors still.
             self.index = None;
         }
         self.checked(removed)?;
-        self.clear_log()
+        self.has_removed = true;
+        Ok(())
     }
 
     /// Removes a collection with its sources, likewise.
@@ -348,13 +354,58 @@ impl Store {
     /// When there is none, or the file cannot be written.
     pub fn remove_collection(&mut self, name: &str) -> Result<(), StoreError> {
         self.index = None;
-        let removed = self
-            .connection
-            .execute("DELETE FROM collections WHERE name = ?1", [name]);
-        match self.checked(removed)? {
-            0 => Err(StoreError::NoCollection(name.to_owned())),
-            _ => self.clear_log(),
+        let mut remove = || {
+            let step = self.connection.transaction()?;
+            let of_collection = "collection = (SELECT id FROM collections WHERE name = ?1)";
+            step.execute(&format!("{REMOVE} WHERE {of_collection}"), [name])?;
+            let removed = step.execute("DELETE FROM collections WHERE name = ?1", [name])?;
+            step.commit()?;
+            Ok(removed)
+        };
+        let removed = remove();
+        if self.checked(removed)? == 0 {
+            return Err(StoreError::NoCollection(name.to_owned()));
         }
+        self.has_removed = true;
+        Ok(())
+    }
+
+    /// Whether something was removed that [`Self::delete_removed`] has still to delete.
+    #[must_use]
+    pub fn has_removed(&self) -> bool {
+        self.has_removed
+    }
+
+    /// Deletes at most so many pieces of what was removed; the whole of a large source would take minutes, in which nobody else
+    /// could work with the store. Until [`Self::has_removed`] says that there are no more: then none of their text is left in the file.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn delete_removed(&mut self, most: usize) -> Result<(), StoreError> {
+        if !self.has_removed {
+            return Ok(());
+        }
+        let mut delete = || {
+            let step = self.connection.transaction()?;
+            let deleted = step.execute(
+                "DELETE FROM pieces WHERE id IN (
+                     SELECT pieces.id FROM sources JOIN pieces ON pieces.source = sources.id
+                     WHERE collection IS NULL LIMIT ?1
+                 )",
+                [most as i64],
+            )?;
+            if deleted < most {
+                step.execute("DELETE FROM sources WHERE collection IS NULL", [])?;
+            }
+            step.commit()?;
+            Ok(deleted)
+        };
+        let deleted = delete();
+        if self.checked(deleted)? < most {
+            self.clear_log()?;
+            self.has_removed = false;
+        }
+        Ok(())
     }
 
     /// Removes everything: the file is overwritten and removed, and an empty one begins in its place.
@@ -369,10 +420,7 @@ impl Store {
         connection
             .close()
             .map_err(|(_, error)| StoreError::of(&path, error))?;
-        schema::wipe(&path).map_err(|error| StoreError::Open {
-            path: path.clone(),
-            error,
-        })?;
+        schema::wipe(&path).map_err(|error| StoreError::cannot_open(&path, error))?;
         let store = Self::open(&path)?;
         store.checked(schema::go_on_from(&store.connection, &last))?;
         Ok(store)
@@ -383,10 +431,16 @@ impl Store {
     /// # Errors
     /// When what is left of it cannot be overwritten or removed.
     pub fn end_wipe(path: &Path) -> Result<(), StoreError> {
-        schema::end_wipe(path).map_err(|error| StoreError::Open {
-            path: path.to_owned(),
-            error,
-        })
+        schema::end_wipe(path).map_err(|error| StoreError::cannot_open(path, error))
+    }
+
+    /// Overwrites and removes a file that is too damaged to be opened; numbers begin again in one that is made after it.
+    ///
+    /// # Errors
+    /// When the file was no store, by what is left of its first page, or cannot be overwritten or removed.
+    pub fn wipe_damaged(path: &Path) -> Result<(), StoreError> {
+        schema::identify(path)?;
+        schema::wipe(path).map_err(|error| StoreError::cannot_open(path, error))
     }
 
     /// How much there is.
@@ -394,19 +448,16 @@ impl Store {
     /// # Errors
     /// When the file cannot be read.
     pub fn totals(&self) -> Result<Totals, StoreError> {
-        let count = |table: &str| {
-            let select = format!("SELECT count(*) FROM {table}");
-            self.connection
-                .query_row(&select, [], |row| row.get::<_, u64>(0))
-        };
         let read = || {
-            Ok([
-                count("sources WHERE ready")?,
-                count("pieces")?,
-                count("vectors")?,
-            ])
+            let select = "SELECT count(*),
+                coalesce(sum((SELECT coalesce(max(number) + 1, 0) FROM pieces WHERE source = sources.id)), 0),
+                (SELECT count(*) FROM vectors)
+                FROM sources WHERE ready";
+            self.connection.query_row(select, [], |row| {
+                Ok((row.get(0)?, row.get(1)?, row.get(2)?))
+            })
         };
-        let [sources, pieces, vectors] = self.checked(read())?;
+        let (sources, pieces, vectors) = self.checked(read())?;
         let bytes = |suffix: &str| {
             let mut name = self.path.as_os_str().to_owned();
             name.push(suffix);

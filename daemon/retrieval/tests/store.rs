@@ -82,6 +82,13 @@ fn holds(folder: &Path, text: &str) -> bool {
     })
 }
 
+/// Deletes what was removed, a piece at a time.
+fn delete_removed(store: &mut Store) {
+    while store.has_removed() {
+        store.delete_removed(1).unwrap();
+    }
+}
+
 #[test]
 fn what_is_added_is_found_by_words_by_vector_and_by_both() {
     let folder = TempDir::new().unwrap();
@@ -196,6 +203,7 @@ fn a_source_that_changes_takes_its_own_place() {
     assert_eq!(add(&mut store, "a", "x", 1, &["not read"]), None);
     let second = add(&mut store, "a", "x", 2, &["second words"]).unwrap();
     assert_eq!(found(&mut store, &words("words")), ["second words"]);
+    delete_removed(&mut store);
     assert!(!holds(folder.path(), "first words"));
     let sources = store.sources(&["a"], None, 100).unwrap();
     assert_eq!(
@@ -220,6 +228,8 @@ fn an_import_that_does_not_end_changes_nothing() {
     drop((import, store));
     let mut store = opened(&folder);
     assert_eq!(found(&mut store, &words("words")), ["old words"]);
+    assert!(holds(folder.path(), "new words"));
+    delete_removed(&mut store);
     assert!(!holds(folder.path(), "new words"));
     let mut import = store.begin(&source, Some(&encoder())).unwrap().unwrap();
     store
@@ -227,6 +237,7 @@ fn an_import_that_does_not_end_changes_nothing() {
         .unwrap();
     store.abandon(import).unwrap();
     assert_eq!(store.totals().unwrap().pieces, 1);
+    delete_removed(&mut store);
     assert!(!holds(folder.path(), "new words"));
 }
 
@@ -239,6 +250,11 @@ fn an_import_whose_place_is_gone_is_refused() {
     let import = begin(&mut store);
     store.remove_collection("a").unwrap();
     assert!(matches!(store.finish(import), Err(StoreError::Removed)));
+    let mut import = begin(&mut store);
+    store.remove_collection("a").unwrap();
+    delete_removed(&mut store);
+    let added = store.add_pieces(&mut import, &pieces(&["words"]));
+    assert!(matches!(added, Err(StoreError::Removed)));
     let import = begin(&mut store);
     let mut store = store.wipe().unwrap();
     let other = add(&mut store, "b", "y", 1, &["kept words"]).unwrap();
@@ -294,17 +310,23 @@ fn no_text_is_left_of_what_is_removed() {
             store.remove_collection("secrets").unwrap();
             store
         },
-        |store, _| store.wipe().unwrap(),
+        // What was not yet deleted of something that was removed goes, too.
+        |mut store, id| {
+            store.remove_source(id).unwrap();
+            store.delete_removed(1).unwrap();
+            store.wipe().unwrap()
+        },
     ];
     for (number, remove) in remove.into_iter().enumerate() {
         add(&mut store, "a", "fill", number as u8, &fill);
         let id = add(&mut store, "secrets", "s", 7, &secret).unwrap();
         assert!(holds(folder.path(), "xyzzyplugh"));
         store = remove(store, id);
+        assert!(found(&mut store, &words("xyzzyplugh")).is_empty());
+        delete_removed(&mut store);
         for text in ["xyzzyplugh", "unspeakable password", "xyzzyp"] {
             assert!(!holds(folder.path(), text), "{number}: {text}");
         }
-        assert!(found(&mut store, &words("xyzzyplugh")).is_empty());
     }
     assert_eq!(store.totals().unwrap().pieces, 0);
     assert!(store.collections().unwrap().is_empty());
@@ -382,9 +404,13 @@ fn a_file_is_one_processs_and_a_damaged_one_is_refused() {
     );
     drop(store);
     let whole = fs::read(&path).unwrap();
-    for damage in [
-        &b"no database at all, but long enough to look like one"[..],
-        &whole[..whole.len() / 3],
+    let refuses = |wiped| matches!(wiped, Err(StoreError::Damaged { .. }));
+    for (damage, was_store) in [
+        (
+            &b"no database at all, but long enough to look like one"[..],
+            false,
+        ),
+        (&whole[..whole.len() / 3], true),
     ] {
         fs::write(&path, damage).unwrap();
         let refused = Store::open(&path).and_then(|mut store| {
@@ -396,6 +422,8 @@ fn a_file_is_one_processs_and_a_damaged_one_is_refused() {
             "{refused:?}"
         );
         assert_eq!(fs::read(&path).unwrap(), damage, "it is left as it was");
+        assert_eq!(refuses(Store::wipe_damaged(&path)), !was_store);
+        assert_eq!(path.exists(), !was_store);
     }
     // Another program's database, which is not written to.
     let mut other = whole.clone();
@@ -405,6 +433,7 @@ fn a_file_is_one_processs_and_a_damaged_one_is_refused() {
         Store::open(&path),
         Err(StoreError::Damaged { .. })
     ));
+    assert!(refuses(Store::wipe_damaged(&path)));
     assert_eq!(fs::read(&path).unwrap(), other);
     fs::write(&path, &whole).unwrap();
     assert_eq!(Store::open(&path).unwrap().totals().unwrap().pieces, 200);

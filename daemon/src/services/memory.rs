@@ -3,6 +3,7 @@
 mod encode;
 mod import;
 mod search;
+mod turns;
 
 use std::sync::Arc;
 
@@ -15,17 +16,16 @@ use sluice_proto::{
     },
 };
 use sluice_retrieval::{Store, StoreError};
-use tokio::task::spawn_blocking;
 use tonic::{Request, Response, Status, Streaming};
 
-pub(super) use self::search::Recalled;
+pub(super) use self::{search::Recalled, turns::MemoryTurns};
 use super::{
     Daemon, call_terms::CallTerms, deadline::Deadline, operation, requests::ResponseStream,
 };
 use crate::{
     caller::Caller,
     failure::Failure,
-    memory::{self, MemoryError},
+    memory::{self, Memory, MemoryError},
     translate::memory as wire,
 };
 
@@ -185,6 +185,9 @@ impl MemoryService for Service {
         let removed = self.0.remembered(&terms, remove).await?;
         let missing = || Failure::from(MemoryError::from(missing));
         let (sources, pieces) = removed.ok_or_else(missing)?;
+        // It goes on when the caller doesn't wait.
+        let deleting = tokio::spawn(self.0.clone().delete_removed(caller.share()));
+        deleting.await.map_err(Failure::from)??;
         tracing::info!(sources, pieces, "removed from memory");
         Ok(Response::new(v1::RemoveSourcesResponse { sources, pieces }))
     }
@@ -244,14 +247,9 @@ impl MemoryService for Service {
         request: Request<v1::WipeMemoryRequest>,
     ) -> Result<Response<v1::WipeMemoryResponse>, Status> {
         let terms = CallTerms::of(&request);
-        let place = self.0.remembering.enter(terms.caller.share()).await?;
-        let daemon = self.0.clone();
-        let wiped = spawn_blocking(move || {
-            let _place = place;
-            daemon.memory.wipe()
-        });
-        let wiped = wiped.await.map_err(Failure::from)?;
-        let (sources, pieces) = wiped.map_err(Failure::from)?;
+        let share = terms.caller.share();
+        let turn = self.0.memory_turns.enter(share).await?;
+        let (sources, pieces) = self.0.at_store((turn, share), Memory::wipe).await?;
         tracing::info!(sources, pieces, "memory was wiped");
         Ok(Response::new(v1::WipeMemoryResponse { sources, pieces }))
     }
@@ -334,23 +332,5 @@ impl Export {
                 self.page.before = Some(i64::MIN);
             }
         }
-    }
-}
-
-impl Daemon {
-    /// Works with the store if there is one, on a blocking thread, in the caller's turn.
-    pub(super) async fn remembered<T: Send + 'static>(
-        self: &Arc<Self>,
-        terms: &CallTerms,
-        work: impl FnOnce(&mut Store) -> Result<T, MemoryError> + Send + 'static,
-    ) -> Result<Option<T>, Failure> {
-        let entering = self.remembering.enter(terms.caller.share());
-        let place = Deadline::limit(terms.deadline, entering).await?;
-        let daemon = self.clone();
-        let done = spawn_blocking(move || {
-            let _place = place;
-            daemon.memory.read(work)
-        });
-        Ok(done.await??)
     }
 }

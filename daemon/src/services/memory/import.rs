@@ -6,7 +6,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{SystemTime, UNIX_EPOCH},
 };
 
 use sluice_proto::{
@@ -27,7 +27,7 @@ use super::super::{Daemon, call_terms::CallTerms};
 use crate::{
     failure::Failure,
     limits::IMPORT_TIMEOUT,
-    memory::{self, Content, ContentWriter, MemoryError, Unreadable},
+    memory::{self, Content, ContentWriter, Memory, MemoryError, Unreadable},
     operations::{Operation, OperationDescription, RunningOperation, progress},
     translate::memory as wire,
 };
@@ -36,8 +36,6 @@ use crate::{
 const BATCH_PIECES: usize = 128;
 /// Bytes of a chunk.
 const CHUNK_BYTES_MAX: usize = 1 << 20;
-/// How long an import waits until it asks again for its turn with the store, where the line is full.
-const TURN_WAIT: Duration = Duration::from_millis(200);
 
 /// Cancels an operation when its caller goes away.
 pub(super) struct CancelOnDrop(pub(super) Arc<Operation>);
@@ -182,6 +180,12 @@ impl Importer {
             let (content, next) = self.receive(&mut messages).await?;
             self.take(source, content).await?;
             part = next;
+        }
+        let share = self.terms.caller.share();
+        let deleting = self.daemon.clone().delete_removed(share);
+        if let Err(failure) = self.unless_stopped(deleting).await {
+            let notice = format!("the text of replaced sources is still in the file: {failure}");
+            self.running.notice(notice);
         }
         match self.encode_others().await {
             // What was added is there.
@@ -393,21 +397,10 @@ impl Importer {
         &self,
         work: impl FnOnce(&mut Store) -> Result<T, MemoryError> + Send + 'static,
     ) -> Result<T, Failure> {
-        let place = loop {
-            match (self.daemon.remembering)
-                .enter(self.terms.caller.share())
-                .await
-            {
-                Err(Failure::PreparingFull { .. }) => time::sleep(TURN_WAIT).await,
-                entered => break entered?,
-            }
-        };
-        let daemon = self.daemon.clone();
-        let done = spawn_blocking(move || {
-            let _place = place;
-            daemon.memory.write(work)
-        });
-        Ok(done.await??)
+        let share = self.terms.caller.share();
+        let turn = self.daemon.memory_turns.enter_patiently(share).await?;
+        let written = |memory: &Memory| memory.write(work);
+        self.daemon.at_store((turn, share), written).await
     }
 
     /// What others hear of the present source: operations are for more eyes than what is remembered.

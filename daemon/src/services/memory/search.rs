@@ -10,7 +10,6 @@ use sluice_proto::{
     v1,
 };
 use sluice_retrieval::{EncoderId, Hit, Query, Ranking, Source, SourceKind, Store, StoreError};
-use tokio::{task::spawn_blocking, time};
 
 use super::super::{Daemon, call_terms::CallTerms};
 use crate::{
@@ -60,26 +59,24 @@ impl Daemon {
     ) -> Result<Found, Failure> {
         let began = Instant::now();
         let (mut ranking, vector, mut notices) = self.ranked_by(&terms, &search).await?;
-        let place = self.remembering.enter(terms.caller.share()).await?;
-        let daemon = self.clone();
-        let found = spawn_blocking(move || {
-            let _place = place;
-            daemon.memory.search(|store| {
-                let asked = &search.collections;
-                let collections = memory::readable(store, terms.caller, asked)?;
-                let found = find(store, &search, &collections, ranking, vector);
-                match found {
-                    Err(MemoryError::Store(error @ StoreError::VectorLength { .. }))
-                        if search.ranking.is_none() =>
-                    {
-                        let words = find(store, &search, &collections, Ranking::Words, None)?;
-                        Ok((words, Some(error.to_string())))
-                    }
-                    found => Ok((found?, None)),
+        let share = terms.caller.share();
+        let turn = self.memory_turns.enter(share).await?;
+        let search_for = move |store: &mut Store| {
+            let asked = &search.collections;
+            let collections = memory::readable(store, terms.caller, asked)?;
+            let found = find(store, &search, &collections, ranking, vector);
+            match found {
+                Err(MemoryError::Store(error @ StoreError::VectorLength { .. }))
+                    if search.ranking.is_none() =>
+                {
+                    let words = find(store, &search, &collections, Ranking::Words, None)?;
+                    Ok((words, Some(error.to_string())))
                 }
-            })
-        });
-        let (hits, other_encoder) = found.await??.unwrap_or_default();
+                found => Ok((found?, None)),
+            }
+        };
+        let found = self.at_store((turn, share), |memory| memory.search(search_for));
+        let (hits, other_encoder) = found.await?.unwrap_or_default();
         if let Some(reason) = other_encoder {
             ranking = Ranking::Words;
             notices.push(format!("found by words alone: {reason}"));
@@ -150,35 +147,6 @@ impl Daemon {
         };
         let found = self.search_memory(terms.clone(), search).await?;
         Ok(Some(Recalled(found)))
-    }
-
-    /// Gives the memory of vectors back when no search has needed them for a while.
-    fn release_index_later(self: &Arc<Self>) {
-        // One task at a time looks; it ends with the last search's vectors.
-        if self
-            .releasing_index
-            .swap(true, std::sync::atomic::Ordering::Relaxed)
-        {
-            return;
-        }
-        let daemon = Arc::downgrade(self);
-        tokio::spawn(async move {
-            while let Some(daemon) = daemon.upgrade() {
-                let releasing = daemon.clone();
-                let left = spawn_blocking(move || releasing.memory.release_idle()).await;
-                let Ok(Some(left)) = left else {
-                    let flag = &daemon.releasing_index;
-                    flag.store(false, std::sync::atomic::Ordering::Relaxed);
-                    return;
-                };
-                let closing = daemon.closing.clone();
-                drop(daemon);
-                tokio::select! {
-                    () = time::sleep(left) => {}
-                    () = closing.cancelled() => return,
-                }
-            }
-        });
     }
 }
 
