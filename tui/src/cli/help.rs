@@ -68,8 +68,9 @@ Examples:
   echo \"The pool opens at 8.\" | sluice memory add - --note Pool
 
 A file is named by its absolute path, and takes the place of an earlier one of that name; what is the same stays as it is.
-Of folders, hidden files and folders, symbolic links and binary files (which have a NUL in their first 8 KiB) are left out,
-but PDFs are not. .gitignore is not read.
+Of folders, hidden files and folders, symbolic links and binary files (which have a NUL in their first 8 KiB; PDFs are none)
+are left out, and so is what .gitignore, .ignore, .git/info/exclude and Git's global exclusions name, in a repository or not;
+--no-ignore takes that. What is named on the command line is taken in any case.
 
 Ctrl-C cancels it: files that were done stay, and the same command goes on with the rest. With --json each line is a picture
 of the operation: its kind, state, progress, notices and more. The last one has the result, \"import\".";

@@ -67,6 +67,9 @@ pub struct MemoryAdd {
     /// Title of the note that standard input is; an earlier one of this title makes room [default: the time]
     #[arg(long, value_name = "TITLE")]
     pub note: Option<String>,
+    /// Take what .gitignore, .ignore and Git's other exclusions leave out of folders, too
+    #[arg(long)]
+    pub no_ignore: bool,
     /// Print each picture of the operation as a JSON object on its own line; the last has the result
     #[arg(long)]
     pub json: bool,

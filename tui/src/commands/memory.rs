@@ -91,7 +91,7 @@ async fn add(
             "--note is the title of a note from standard input; add `-` for that",
         ));
     }
-    let mut found = FoundFiles::default();
+    let mut found = FoundFiles::new(arguments.no_ignore);
     for path in arguments.paths.iter().filter(|path| !is_note(path)) {
         found.add(path)?;
     }

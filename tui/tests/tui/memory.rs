@@ -98,6 +98,39 @@ fn files_and_a_note_are_sent_and_what_came_of_them_is_told() {
 }
 
 #[test]
+fn what_git_leaves_out_everywhere_is_left_out_of_a_folder() {
+    let fake = fake();
+    let folder = tempfile::tempdir().unwrap();
+    let (config, notes) = (folder.path().join("config"), folder.path().join("notes"));
+    fs::create_dir_all(config.join("git")).unwrap();
+    fs::write(config.join("git/ignore"), "*.orig\n").unwrap();
+    fs::create_dir(&notes).unwrap();
+    for name in ["pool.md", "pool.md.orig"] {
+        fs::write(notes.join(name), "# Pool\n").unwrap();
+    }
+    for (more, names) in [
+        (None, &["pool.md"][..]),
+        (Some("--no-ignore"), &["pool.md", "pool.md.orig"]),
+    ] {
+        fake.seen.lock().unwrap().imported.clear();
+        let mut command = fake.sluice(&["memory", "add", notes.to_str().unwrap()]);
+        command.args(more).env("XDG_CONFIG_HOME", &config);
+        let output = command.output().unwrap();
+        let told = stderr(&output);
+        assert_eq!(code(&output), 0, "{told}");
+        assert_eq!(
+            told.contains("left out: 1 ignored"),
+            more.is_none(),
+            "{told}"
+        );
+        let seen = fake.seen.lock().unwrap();
+        let sent = seen.imported.iter().map(|(source, _)| &source.name);
+        let sent: Vec<_> = sent.filter_map(|name| name.rsplit('/').next()).collect();
+        assert_eq!(sent, names);
+    }
+}
+
+#[test]
 fn what_cannot_be_sent_is_told() {
     let fake = fake();
     let output = fake.output(&["memory", "add", "/nowhere/at/all"]);
