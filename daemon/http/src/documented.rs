@@ -3,7 +3,7 @@
 use std::{fs, path::Path};
 
 use crate::{
-    extension::{Extension, Pin},
+    extension::{Extension, Memory, Pin},
     fields::{FieldRow, Fields, documented},
     format::{NamedSchema, ResponseFormat},
     limits::*,
@@ -32,7 +32,11 @@ const TABLES: [(&str, &[Group]); 12] = [
     ("Inside the fields of OpenAI's API", INSIDE_OPENAI),
     (
         "The key `sluice`",
-        &[("", Extension::ROWS), ("pins[].", Pin::ROWS)],
+        &[
+            ("", Extension::ROWS),
+            ("pins[].", Pin::ROWS),
+            ("memory.", Memory::ROWS),
+        ],
     ),
     ("`/api/chat`", &[("", ollama::chat::ChatRequest::ROWS)]),
     (

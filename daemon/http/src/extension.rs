@@ -14,7 +14,7 @@ use sluice_shared::{
 use crate::{
     fields::fields,
     limits::{REQUEST_TIMEOUT_MAX, TEXTS_MAX},
-    values::{Few, Word},
+    values::{Few, Switch, Word},
 };
 
 fields! {
@@ -37,6 +37,7 @@ fields! {
         honoured prior: Word<PriorSampling> = "latent thought models: how the learned prior is sampled, such as `heun:20`",
         honoured regex: String = "autoregressive models: a regular expression that the answer matches",
         honoured lark: String = "autoregressive models: rules that the answer matches ([grammars](grammars.md))",
+        honoured memory: Switch<Memory> = "conversations: pieces of what the daemon [remembers](remembering.md) go into the prompt; `true`, or an object that says which",
         honoured canvas: bool = "with `stream` of OpenAI's API: pictures of the canvas between the pieces of text",
         honoured timeout_ms: TimeoutMs = "time for the whole request, its wait included; at most a day",
         honoured when_full: Word<WhenFull> = "where the queue is full: `wait` (the default) or `refuse`, with status 429",
@@ -48,6 +49,24 @@ fields! {
     pub(crate) struct Pin {
         honoured position: u32 = "counted from the first position to fill",
         honoured text: String = "what stands there",
+    }
+}
+
+fields! {
+    /// Which pieces of memory go into a prompt.
+    pub(crate) struct Memory {
+        honoured max_tokens: u32 = "tokens of the prompt that the pieces may take together; 0: none; absent: 512",
+        honoured collections: Few<String, TEXTS_MAX> = "names of the collections to look in, at most 64; absent: all that the caller may read",
+    }
+}
+
+impl Memory {
+    fn options(&self) -> v1::MemoryOptions {
+        let collections = self.collections.iter().flat_map(|names| &names.0);
+        v1::MemoryOptions {
+            max_tokens: self.max_tokens,
+            collections: collections.cloned().collect(),
+        }
     }
 }
 
@@ -124,6 +143,9 @@ impl Extension {
     /// Writes the options into a request.
     pub(crate) fn apply(&self, request: &mut v1::GenerateRequest) {
         request.block_length = self.block_length;
+        let memory = self.memory.as_ref();
+        let memory = memory.and_then(|Switch(memory)| memory.as_ref());
+        request.memory = memory.map(Memory::options);
         let sampling = request.sampling_mut();
         sampling.greedy = self.greedy.unwrap_or_default();
         sampling.eos_policy = (self.eos_policy).map_or(0, |Word(EosPolicy(value))| value.into());
@@ -205,6 +227,9 @@ pub(crate) struct AnswerFacts {
     settings: BTreeMap<String, Resolved>,
     #[serde(skip_serializing_if = "Option::is_none")]
     diffusion: Option<v1::DiffusionOptions>,
+    /// What of memory stands in the prompt, where it was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    memory: Option<v1::PromptMemory>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     warnings: Vec<String>,
 }
@@ -247,6 +272,7 @@ impl AnswerFacts {
             peak_device_bytes: done.peak_device_bytes,
             settings: resolved.collect(),
             diffusion: started.diffusion.clone(),
+            memory: started.memory.clone(),
             warnings: started.warnings.clone(),
         }
     }

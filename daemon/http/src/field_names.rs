@@ -35,8 +35,10 @@ const NAMES: [(&str, [&str; 4]); 16] = [
 ];
 
 /// Fields that all APIs have under the key `sluice`, beside the options of masked diffusion, whose names are the same there.
-const OWN_NAMES: [(&str, &str); 6] = [
+const OWN_NAMES: [(&str, &str); 8] = [
     ("block_length", "sluice.block_length"),
+    ("memory", "sluice.memory"),
+    ("memory.collections", "sluice.memory.collections"),
     ("sampling.greedy", "sluice.greedy"),
     ("sampling.eos_policy", "sluice.eos_policy"),
     ("thinking", "sluice"),
@@ -69,7 +71,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        extension::Extension,
+        extension::{Extension, Memory},
         fields::{FieldRow, Fields},
         ollama, openai,
     };
@@ -89,15 +91,15 @@ mod tests {
 
     /// Whether an API's requests have a field of this name.
     fn has(rows: &[FieldRow], name: &str) -> bool {
-        let (key, option) = name.split_once('.').unwrap_or((name, ""));
-        let inner = match key {
-            _ if option.is_empty() => &[],
+        let (object, key) = name.rsplit_once('.').unwrap_or(("", name));
+        let inner = match object {
+            "" => rows,
             "sluice" => Extension::ROWS,
+            "sluice.memory" => Memory::ROWS,
             "options" => ollama::options::Options::ROWS,
             _ => return false,
         };
-        let is_in = |rows: &[FieldRow], name: &str| rows.iter().any(|row| row.name == name);
-        is_in(rows, key) && (option.is_empty() || is_in(inner, option))
+        inner.iter().any(|row| row.name == key) && (object.is_empty() || has(rows, object))
     }
 
     /// The fields of a message of the schema.

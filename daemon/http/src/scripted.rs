@@ -327,6 +327,24 @@ async fn fields_become_those_of_the_schema() {
     assert_eq!(diffusion.kv_cache.unwrap().mode(), v1::KvCacheMode::Dual);
     assert_eq!(diffusion.speculation.unwrap().branches, Some(2));
 
+    for (memory, expected) in [
+        (json!(true), Some((None, vec![]))),
+        (json!({}), Some((None, vec![]))),
+        (
+            json!({"max_tokens": 64, "collections": ["notes"]}),
+            Some((Some(64), vec!["notes".to_owned()])),
+        ),
+        (json!(false), None),
+        (json!(null), None),
+    ] {
+        let request = chat(json!({"sluice": {"memory": memory}}));
+        let (status, body) = http.post("/v1/chat/completions", &request).await;
+        assert_eq!(status, 200, "{body}");
+        let asked = http.asked().memory;
+        let asked = asked.map(|options| (options.max_tokens, options.collections));
+        assert_eq!(asked, expected, "{memory}");
+    }
+
     let ollama = json!({"prompt": "b", "system": "c", "options": {"num_predict": 3, "repeat_penalty": 1.2}, "stream": false});
     let (status, body) = http.post("/api/generate", &ollama).await;
     assert_eq!(status, 200, "{body}");

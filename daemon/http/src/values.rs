@@ -4,7 +4,10 @@ use std::{fmt, marker::PhantomData, str::FromStr};
 
 use serde::{
     Deserialize, Deserializer,
-    de::{Error, SeqAccess, Visitor, value::SeqAccessDeserializer},
+    de::{
+        Error, MapAccess, SeqAccess, Visitor,
+        value::{MapAccessDeserializer, SeqAccessDeserializer},
+    },
 };
 
 use crate::limits::{TEXTS_MAX, TOKEN_IDS_MAX};
@@ -17,6 +20,35 @@ impl<'de, T: FromStr<Err: fmt::Display>> Deserialize<'de> for Word<T> {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let text = String::deserialize(from)?;
         text.parse().map(Self).map_err(D::Error::custom)
+    }
+}
+
+/// Whether something is done, and how: `true` is an object that says nothing.
+#[derive(Debug)]
+pub(crate) struct Switch<T>(pub(crate) Option<T>);
+
+impl<'de, T: Deserialize<'de> + Default> Deserialize<'de> for Switch<T> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Reader<T>(PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de> + Default> Visitor<'de> for Reader<T> {
+            type Value = Switch<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("`true`, `false` or an object")
+            }
+
+            fn visit_bool<E>(self, is_on: bool) -> Result<Self::Value, E> {
+                Ok(Switch(is_on.then(T::default)))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+                let object = T::deserialize(MapAccessDeserializer::new(map))?;
+                Ok(Switch(Some(object)))
+            }
+        }
+
+        from.deserialize_any(Reader(PhantomData))
     }
 }
 

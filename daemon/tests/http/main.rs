@@ -9,6 +9,7 @@ mod client;
 mod completions;
 mod forms;
 mod health;
+mod memory;
 mod mixed_load;
 mod ollama;
 mod renewal;
