@@ -17,6 +17,8 @@ const CANDIDATES: usize = 100;
 const PLACES_MAX: i64 = 20_000;
 /// Most words that are searched for.
 const WORDS_MAX: usize = 32;
+/// What is said more than once matters more, up to so many times.
+const REPEATS_MAX: usize = 4;
 /// Bytes of a text whose words are looked at.
 const TEXT_BYTES_MAX: usize = 8 << 10;
 
@@ -186,21 +188,21 @@ impl Store {
         rows.collect()
     }
 
-    /// The words of a text that stand in the fewest pieces, of those that stand in any.
+    /// The words of a text that stand in the fewest pieces, of those that stand in any; each as often as the text has it.
     fn rarest_words(&self, text: &str) -> rusqlite::Result<Vec<String>> {
         let text = &text[..text.floor_char_boundary(TEXT_BYTES_MAX)];
-        let words: HashSet<String> = (text.split(|char: char| !char.is_alphanumeric()))
-            .filter(|word| !word.is_empty())
-            .map(str::to_lowercase)
-            .collect();
-        let mut words: Vec<String> = words.into_iter().collect();
-        words.sort_unstable();
+        let mut repeats: BTreeMap<String, usize> = BTreeMap::new();
+        let words = text.split(|char: char| !char.is_alphanumeric());
+        for word in words.filter(|word| !word.is_empty()) {
+            *repeats.entry(word.to_lowercase()).or_default() += 1;
+        }
+        let words: Vec<_> = repeats.into_iter().collect();
         self.connection
             .execute("DELETE FROM temp.query_words", [])?;
         let mut add = self
             .connection
             .prepare("INSERT INTO temp.query_words (rowid, word) VALUES (?1, ?2)")?;
-        for (number, word) in words.iter().enumerate() {
+        for (number, (word, _)) in words.iter().enumerate() {
             add.execute(params![number as i64, word])?;
         }
         let mut counted = self.connection.prepare(
@@ -213,13 +215,18 @@ impl Store {
         counts.sort_unstable();
         counts.dedup_by_key(|&mut (_, number)| number);
         let mut places = 0;
-        let affordable = counts.iter().take(WORDS_MAX).take_while(|(count, _)| {
+        let found = counts.iter().map(|&(count, number)| {
+            let (word, repeats) = &words[number as usize];
+            (count, word, (*repeats).min(REPEATS_MAX))
+        });
+        // BM25 counts a word as often as the query names it, and looks at all of its places each time.
+        let affordable = found.take(WORDS_MAX).take_while(|(count, _, repeats)| {
             let is_first = places == 0;
-            places += count;
+            places += count * *repeats as i64;
             is_first || places <= PLACES_MAX
         });
         Ok(affordable
-            .map(|&(_, number)| words[number as usize].clone())
+            .flat_map(|(_, word, repeats)| std::iter::repeat_n(word.clone(), repeats))
             .collect())
     }
 

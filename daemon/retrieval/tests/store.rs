@@ -161,6 +161,27 @@ fn what_is_added_is_found_by_words_by_vector_and_by_both() {
     assert_eq!((hits[0].cosine, hits[0].bm25), (None, Some(hits[0].score)));
 }
 
+#[test]
+fn a_word_counts_as_often_as_a_question_has_it() {
+    let folder = TempDir::new().unwrap();
+    let mut store = opened(&folder);
+    add(
+        &mut store,
+        "a",
+        "all",
+        1,
+        &["one cat", "one dog", "one cow"],
+    )
+    .unwrap();
+    for (text, first) in [
+        ("cat, dog, dog", "one dog"),
+        ("cats and cat and dog", "one cat"),
+        ("cow cat cow", "one cow"),
+    ] {
+        assert_eq!(found(&mut store, &words(text))[0], first);
+    }
+}
+
 /// A rank does not tell how much better a piece is than the next.
 #[test]
 fn by_both_it_counts_how_much_better_a_piece_is() {
