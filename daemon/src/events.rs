@@ -153,7 +153,10 @@ impl RecordWriter {
                 return self.requests.end(&self.record, last, ending);
             }
         };
-        tracing::info!(request = self.id(), state, "request ended");
+        match self.record.is_step() {
+            true => tracing::debug!(request = self.id(), state, "request ended"),
+            false => tracing::info!(request = self.id(), state, "request ended"),
+        }
         self.requests.end(&self.record, last, ending);
     }
 

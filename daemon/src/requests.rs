@@ -166,6 +166,11 @@ impl KnownRequests {
         if !record.has_ended() || !self.records.contains_key(&id) || is_settled {
             return forgotten;
         }
+        // The operation that it is a step of tells what became of it; there may be thousands.
+        if record.is_step() {
+            self.records.remove(&id);
+            return vec![id];
+        }
         // Remembered, since a quick engine ends a request before `admit` sets its first event, which changes its size.
         let bytes = record.bytes();
         self.ended.push_back((id, bytes));

@@ -130,6 +130,8 @@ pub struct RequestRecord {
 struct RecordState {
     /// The engine gave it back, since its model was unloaded before its turn.
     is_given_back: bool,
+    /// It is a step of another operation.
+    is_step: bool,
     /// Keeps its model from being unloaded, from the submission to the end.
     in_use: Option<ModelInUse>,
     /// Events that no reader misses: at most the blocks, the notices and three more.
@@ -162,6 +164,7 @@ impl RequestRecord {
             // engine starts before that.
             small: vec![event(Event::Queued(queued))],
             is_given_back: false,
+            is_step: false,
             in_use: None,
             notices: 0,
             picture: None,
@@ -276,6 +279,17 @@ impl RequestRecord {
     #[must_use]
     pub fn id(&self) -> u64 {
         self.operation.id()
+    }
+
+    /// Marks the request as a step of another operation: it is forgotten when it ends.
+    pub fn is_a_step(&self) {
+        self.lock().is_step = true;
+    }
+
+    /// Whether it is a step of another operation.
+    #[must_use]
+    pub fn is_step(&self) -> bool {
+        self.lock().is_step
     }
 
     /// Kind of request.

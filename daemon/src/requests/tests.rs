@@ -111,6 +111,24 @@ async fn a_failure_is_told_once_and_then_the_stream_ends() {
 }
 
 #[tokio::test]
+async fn a_step_of_another_operation_is_forgotten_at_its_end() {
+    let registry = requests();
+    let other = admitted(&registry);
+    registry.end(&other, None, done());
+    let steps = (0..ENDED_MAX).map(|_| admitted(&registry));
+    for step in steps {
+        step.is_a_step();
+        assert_eq!(registry.active().len(), 1);
+        let mut reader = RecordReader::new(step.clone());
+        registry.end(&step, None, done());
+        assert_eq!(read(&mut reader).await, "queued-1 end");
+        assert!(registry.find(step.id()).is_none());
+    }
+    assert_eq!(registry.all().len(), 1);
+    assert!(registry.find(other.id()).is_some());
+}
+
+#[tokio::test]
 async fn notices_are_bounded() {
     let registry = requests();
     let record = admitted(&registry);

@@ -18,6 +18,8 @@ pub(super) struct CallTerms {
     pub(super) deadline: Option<Deadline>,
     /// Whether it waits where the engine's queue is full.
     pub(super) waits: bool,
+    /// Whether it is a step of an operation that is listed itself.
+    pub(super) is_step: bool,
     /// Counts its message as long as it is there; `None` for a call that came over no connection.
     pub(super) message: Option<HeldMessage>,
 }
@@ -29,6 +31,7 @@ impl CallTerms {
             caller: Caller::of(request),
             deadline: Deadline::of(request.metadata()),
             waits: when_full.is_none_or(|value| value != "refuse"),
+            is_step: false,
             message: request.extensions().get().cloned(),
         }
     }

@@ -50,7 +50,7 @@ impl Daemon {
         terms: CallTerms,
         message: v1::EmbedRequest,
     ) -> Result<v1::EmbedResponse, Status> {
-        let caller = terms.caller;
+        let (caller, is_step) = (terms.caller, terms.is_step);
         self.check_open()?;
         let check = Embedding::try_from(message.clone()).map(|checked| checked.model);
         let (place, told) = (VectorPlace::default(), Told::default());
@@ -59,7 +59,8 @@ impl Daemon {
             let (message, put, tell) = (message.clone(), put.clone(), tell.clone());
             async move {
                 let answer = (put, tell);
-                (daemon.admit_embedding(caller, message, (&model, waited), answer)).await
+                let asked = (message, is_step);
+                (daemon.admit_embedding(caller, asked, (&model, waited), answer)).await
             }
         };
         let kind = OperationKind::Embed;
@@ -85,7 +86,7 @@ impl Daemon {
     async fn admit_embedding(
         &self,
         caller: Caller,
-        message: v1::EmbedRequest,
+        (message, is_step): (v1::EmbedRequest, bool),
         (model, waited): (&MeantModel, Option<Arc<RequestRecord>>),
         (place, told): (VectorPlace, Told),
     ) -> Result<Arc<RequestRecord>, Failure> {
@@ -105,6 +106,9 @@ impl Daemon {
             level: v1::Level::Unspecified,
         };
         let record = self.record(waited, caller, facts, &serving.name.name);
+        if is_step {
+            record.is_a_step();
+        }
         let vectors = prepared
             .texts
             .iter()

@@ -163,7 +163,10 @@ impl Daemon {
         let ticket = ticket.inspect_err(|_| record.keeps(None))?;
         self.requests
             .admit(&record, ticket, Arc::downgrade(&engine));
-        tracing::info!(request = record.id(), ahead = ticket.ahead, "admitted");
+        match record.is_step() {
+            true => tracing::debug!(request = record.id(), ahead = ticket.ahead, "admitted"),
+            false => tracing::info!(request = record.id(), ahead = ticket.ahead, "admitted"),
+        }
         Ok(record)
     }
 }

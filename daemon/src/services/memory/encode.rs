@@ -43,6 +43,7 @@ impl Daemon {
         };
         let terms = CallTerms {
             waits: true,
+            is_step: true,
             message: None,
             ..terms.clone()
         };

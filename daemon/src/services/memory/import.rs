@@ -32,8 +32,10 @@ use crate::{
     translate::memory as wire,
 };
 
-/// Pieces that are encoded and written together: an encoder's passes are full, and an import that is cancelled ends soon.
+/// Pieces that are encoded together: an encoder's passes are full, and progress is told soon.
 const BATCH_PIECES: usize = 128;
+/// Pieces that are written together, at least: each time the log is synced, and the index of words grows by a segment.
+const WRITTEN_PIECES: usize = 1024;
 /// Bytes of a chunk.
 const CHUNK_BYTES_MAX: usize = 1 << 20;
 
@@ -324,16 +326,16 @@ impl Importer {
         };
         // However this ends, nobody waits for more pages.
         let _gone = RaiseOnDrop(gone);
+        let mut encoded = Vec::new();
         while let Some(pieces) = (self.unless_stopped(async { Ok(batches.recv().await) })).await? {
             self.tell();
-            let pieces = self.encoded(pieces).await?;
-            let mut taken = import.clone();
-            let added = self.write(move |store| {
-                store.add_pieces(&mut taken, &pieces)?;
-                Ok(taken)
-            });
-            *import = added.await?;
+            encoded.extend(self.encoded(pieces).await?);
+            if encoded.len() >= WRITTEN_PIECES {
+                self.write_pieces(import, std::mem::take(&mut encoded))
+                    .await?;
+            }
         }
+        self.write_pieces(import, encoded).await?;
         match splitting.await? {
             Err(Unreadable::File(error)) => {
                 let memory = self.daemon.memory.path()?;
@@ -346,6 +348,20 @@ impl Importer {
             }
             split => Ok(split),
         }
+    }
+
+    async fn write_pieces(
+        &self,
+        import: &mut Import,
+        pieces: Vec<NewPiece>,
+    ) -> Result<(), Failure> {
+        let mut taken = import.clone();
+        let written = self.write(move |store| {
+            store.add_pieces(&mut taken, &pieces)?;
+            Ok(taken)
+        });
+        *import = written.await?;
+        Ok(())
     }
 
     async fn encoded(&self, pieces: Vec<Piece>) -> Result<Vec<NewPiece>, Failure> {
