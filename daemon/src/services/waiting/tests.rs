@@ -98,6 +98,7 @@ impl Taker {
             caller: Caller::DAEMON,
             deadline,
             waits: true,
+            is_step: false,
             message: None,
         };
         self.ask_by(daemon, terms).await
@@ -310,6 +311,7 @@ fn by(user: u32) -> CallTerms {
         },
         deadline: None,
         waits: true,
+        is_step: false,
         message: None,
     }
 }
