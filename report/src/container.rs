@@ -255,18 +255,12 @@ fn imported(collection: &str, made: &ImportResult, elapsed_ms: f64) -> String {
     };
     format!(
         "{collection}: {sources} in {pieces}{unchanged}{skipped}, in {took}",
-        sources = several(made.sources, "source"),
-        pieces = several(made.pieces, "piece"),
+        sources = units::several(made.sources, "source"),
+        pieces = units::several(made.pieces, "piece"),
         unchanged = counted(made.unchanged, "unchanged"),
         skipped = counted(made.skipped, "skipped"),
         took = units::duration_ms(elapsed_ms),
     )
-}
-
-/// So many of something, in words.
-fn several(count: u64, what: &str) -> String {
-    let end = if count == 1 { "" } else { "s" };
-    format!("{} {what}{end}", units::count(count))
 }
 
 /// A file that was made, in a line.

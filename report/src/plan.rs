@@ -17,7 +17,7 @@ pub fn lines(plan: &Plan) -> Vec<String> {
         units::bytes(plan.budget_bytes),
         workload.canvas_length(),
         workload.block_length(),
-        counted(workload.batch_requests(), "request"),
+        units::several(workload.batch_requests().into(), "request"),
     )];
     let mut fact = |name: &str, value: String| lines.push(format!("{name:<12} {value}"));
     // Compressed sizes are estimates until a copy has been written.
@@ -63,7 +63,7 @@ pub fn lines(plan: &Plan) -> Vec<String> {
 pub fn together(models: &[PlannedModel], budget_bytes: u64) -> Vec<String> {
     let mut lines = vec![format!(
         "{} within {}, loaded one after another",
-        counted(models.len() as u32, "model"),
+        units::several(models.len() as u64, "model"),
         units::bytes(budget_bytes)
     )];
     let width = models.iter().map(|model| model.model.chars().count()).max();
@@ -118,13 +118,6 @@ pub fn together(models: &[PlannedModel], budget_bytes: u64) -> Vec<String> {
         ),
     });
     lines
-}
-
-fn counted(count: u32, what: &str) -> String {
-    match count {
-        1 => format!("1 {what}"),
-        _ => format!("{count} {what}s"),
-    }
 }
 
 fn pass(plan: &Plan) -> String {
@@ -227,7 +220,7 @@ pub fn cpu_experts(plan: &Plan) -> Option<String> {
     let (on_gpu, rows) = (experts.gpu_experts?, experts.cpu_rows_max.unwrap_or(0));
     Some(format!(
         "a layer's experts beyond {on_gpu} that have at most {}, in {} of host memory; answers are not exact",
-        counted(rows, "row"),
+        units::several(rows.into(), "row"),
         units::bytes(experts.cpu_bytes)
     ))
 }

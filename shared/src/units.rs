@@ -173,6 +173,13 @@ pub fn count(value: u64) -> String {
     grouped
 }
 
+/// So many of something that has a regular plural: `1 source`, `2,048 rows`.
+#[must_use]
+pub fn several(value: u64, what: &str) -> String {
+    let end = if value == 1 { "" } else { "s" };
+    format!("{} {what}{end}", count(value))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -142,9 +142,8 @@ fn about(state: &DashboardState, at: usize, info: &PresetInfo) -> Vec<(String, R
     let sums = state.levels.presets.of(at);
     let measured = match (sums.tokens_a_pass(), sums.tokens_a_second()) {
         (Some(pass), Some(second)) => format!(
-            "measured: {pass:.1} tokens per pass, {second:.1} per second, over {} request{} of all clients",
-            sums.requests,
-            if sums.requests == 1 { "" } else { "s" }
+            "measured: {pass:.1} tokens per pass, {second:.1} per second, over {} of all clients",
+            units::several(sums.requests, "request")
         ),
         _ => "not measured yet: requests with this preset measure it".to_owned(),
     };
