@@ -32,7 +32,8 @@ pub enum Feature {
     PassCache,
     /// The KV cache of finished blocks: `blocks`.
     BlockCache,
-    /// What is left out or tried behind the open block: suffix windows, canvases that grow, speculation.
+    /// What is left out, tried or looked for behind the open block: suffix windows, canvases that grow, speculation, pins without a
+    /// position.
     Lookahead,
     /// What chooses among the next token's candidates and ends a text: top-k, top-p, min-p, repetition penalty, stop strings,
     /// log-probabilities, grammars.
@@ -123,7 +124,7 @@ impl Feature {
             Self::Renoise => "policy renoise",
             Self::PassCache => "KV cache prefix, dual, vicinity",
             Self::BlockCache => "KV cache blocks",
-            Self::Lookahead => "suffix window, canvas growth, speculation",
+            Self::Lookahead => "suffix window, canvas growth, speculation, pins anywhere",
             Self::NextTokenChoice => "top-k, top-p, stop, logprobs, grammars",
             Self::Score => "score",
             Self::Fidelity => "fidelity",

@@ -1,5 +1,7 @@
 //! Which requests are admitted: the rules they must keep, and what their passes take.
 
+use std::collections::BTreeSet;
+
 use sluice_checkpoint::features::{Feature, FeatureRefusal, Features};
 use sluice_ops::WINDOW_PASS_ROWS;
 use sluice_plan::Workload;
@@ -132,10 +134,12 @@ impl Generate {
             KvCacheMode::Blocks => workload.in_blocks(block),
             _ => workload.with_kv_cache(),
         };
-        match policy(&self.policy).needs().checks {
+        let workload = match policy(&self.policy).needs().checks {
             true => workload.checking(),
             false => workload,
-        }
+        };
+        // Nothing is tried beside the pass that finds places for pins.
+        workload.reading(self.placing_rows() * canvases)
     }
 
     /// Positions whose distributions its policy compares with those of the pass before: those of a block, or none.
@@ -179,6 +183,7 @@ impl Generate {
             Some(_) => {
                 self.check_ranking()?;
                 self.check_decoding(model)?;
+                self.check_anywhere()?;
             }
             None => self.check_autoregressive(model)?,
         }
@@ -188,7 +193,8 @@ impl Generate {
             CanvasSlot::Pinned(id) => Some(id),
             CanvasSlot::Masked => None,
         });
-        check_ids(self.prompt.iter().chain(pinned), model)
+        let anywhere = self.anywhere.iter().flat_map(|pins| &pins.texts).flatten();
+        check_ids(self.prompt.iter().chain(pinned).chain(anywhere), model)
     }
 
     /// Refuses what the model cannot be asked for.
@@ -242,6 +248,7 @@ impl Generate {
                 self.grammar.is_some(),
             ),
             (Pins, "diffusion.pins", is_pinned),
+            (Lookahead, "diffusion.pins", !self.anywhere.is_empty()),
             (Policies, "diffusion.guidance", self.guidance > 0.0),
             (
                 Policies,
@@ -411,6 +418,30 @@ impl Generate {
             return refused("diffusion.canvas_growth", problem.to_owned());
         }
         Ok(())
+    }
+
+    /// Checks pins without a position.
+    fn check_anywhere(&self) -> Result<(), RequestError> {
+        let texts = || self.anywhere.iter().flat_map(|pins| &pins.texts);
+        let tokens: BTreeSet<u32> = texts().flatten().copied().collect();
+        let problem = if texts().any(Vec::is_empty) {
+            "a text without tokens can't be pinned".to_owned()
+        } else if texts().count() > ANYWHERE_TEXTS_MAX {
+            let count = texts().count();
+            format!("{count} texts without a position exceed the limit of {ANYWHERE_TEXTS_MAX}")
+        } else if tokens.len() > ANYWHERE_TOKENS_MAX {
+            format!(
+                "texts without a position have {} different tokens, and the limit is {ANYWHERE_TOKENS_MAX}",
+                tokens.len()
+            )
+        } else if !self.anywhere.is_empty() && self.decoding.canvas_growth != CanvasGrowth::Fixed {
+            "a canvas that grows isn't all there when places for texts without a position are found"
+                .to_owned()
+        } else {
+            return Ok(());
+        };
+        let what = "diffusion.pins";
+        Err(RequestError::Sampling { what, problem })
     }
 
     /// Checks a request for canvases of random tokens.
@@ -640,6 +671,12 @@ const KEEP_CANVAS_MAX: usize = 1 << 17;
 
 /// Longest block of a policy that compares distributions, each of which is as long as the vocabulary.
 const FIDELITY_ROWS_MAX: usize = 1024;
+
+/// Most texts without a position: each is looked for at all positions.
+pub const ANYWHERE_TEXTS_MAX: usize = 32;
+
+/// Most different tokens of texts without a position, each of which is looked for at all positions.
+pub const ANYWHERE_TOKENS_MAX: usize = 64;
 
 /// Most texts of one comparison: a thousand rows measure a level to a few percent.
 pub const FIDELITY_SAMPLES_MAX: usize = 256;

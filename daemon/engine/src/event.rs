@@ -90,6 +90,8 @@ pub enum Event {
     },
     /// A pass is done; a full picture of the open block.
     Pass(Box<PassReport>),
+    /// Pins without a position have found one, in the pass that is told next. Those that are missing found no room.
+    Placed(Vec<PlacedText>),
     /// A step for latents is done: of sampling the learned prior, or of inference.
     Thought(Box<ThoughtReport>),
     /// A block has no mask left.
@@ -306,6 +308,21 @@ pub struct TokenLogprobs {
     pub chosen: f32,
     /// The most probable tokens and theirs, the most probable first; of equal ones the lower id.
     pub top: Vec<(u32, f32)>,
+}
+
+/// Where a text stands that was given without a position.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PlacedText {
+    /// The place of its group among those of the request.
+    pub group: usize,
+    /// Its place among the texts of the group.
+    pub text: usize,
+    /// Its first position, counted from the first one to fill.
+    pub position: usize,
+    /// Its tokens.
+    pub tokens: Vec<u32>,
+    /// The mean log-probability of its tokens there, in nats.
+    pub log_probability: f64,
 }
 
 /// How final a token is.

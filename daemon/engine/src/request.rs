@@ -28,6 +28,16 @@ pub enum CanvasSlot {
     Pinned(u32),
 }
 
+/// Texts without a position. As many as are asked for come to stand where the model finds them likeliest before the first pass that
+/// commits anything: from there on their positions are pinned.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AnywherePins {
+    /// The texts, none of them empty.
+    pub texts: Vec<Vec<u32>>,
+    /// How many of them are pinned, at most; those that are likeliest where they would stand.
+    pub most: usize,
+}
+
 /// Fill a canvas or, with an autoregressive model, continue a prompt. Such a model fills one position a pass, from left
 /// to right: pins, guidance, remasking and policies do not apply, steps mean nothing, and a block is only how many
 /// positions a picture shows.
@@ -39,6 +49,8 @@ pub struct Generate {
     pub prompt: Vec<u32>,
     /// The part to fill, at least one position.
     pub canvas: Vec<CanvasSlot>,
+    /// What is pinned besides, wherever the model finds it likeliest; for models alone that see the whole canvas.
+    pub anywhere: Vec<AnywherePins>,
     /// A token that stands behind the part to fill from the start, for models that were trained so; it is no part of the
     /// answer.
     pub reserved: Option<u32>,
@@ -118,6 +130,7 @@ impl Generate {
             model,
             prompt,
             canvas: vec![CanvasSlot::Masked; length],
+            anywhere: Vec::new(),
             reserved: None,
             causal_attention_before: false,
             block_length: length,
@@ -171,6 +184,10 @@ pub struct Embed {
     /// [`crate::admission::EMBED_TEXTS_MAX`]; one without ids has the vector 0.
     pub texts: Vec<Vec<u32>>,
 }
+
+/// Most positions that the LM head reads in a pass that finds places for pins: those of usual canvases, so that one pass does, and
+/// few enough that a long canvas takes no more memory for it.
+pub(crate) const PLACING_ROWS: usize = 1024;
 
 /// Rows of a pass over texts, unless a single one has more.
 const EMBED_ROWS: usize = 512;
@@ -322,7 +339,9 @@ impl Work {
         let rows_and_passes = match self {
             Self::Generate(generate) => (
                 generate.prompt.len() + generate.canvas.len(),
-                generate.steps + generate.thinking.as_deref().map_or(0, Thinking::steps_max),
+                generate.steps
+                    + generate.placing_passes()
+                    + generate.thinking.as_deref().map_or(0, Thinking::steps_max),
             ),
             Self::Score(score) => (
                 score.prompt.len() + score.answer.len(),
@@ -361,6 +380,29 @@ impl Generate {
             Some(thinking) if thinking.steps > 0 => self.prompt.len().saturating_sub(1),
             _ => 0,
         }
+    }
+
+    /// Positions that the LM head reads in a pass that finds places for pins without a position; 0 where there are none.
+    #[must_use]
+    pub(crate) fn placing_rows(&self) -> usize {
+        match self.anywhere.is_empty() {
+            true => 0,
+            false => self.masked_count().min(PLACING_ROWS),
+        }
+    }
+
+    /// Passes that find places for pins without a position; 0 where there are none.
+    #[must_use]
+    pub fn placing_passes(&self) -> usize {
+        match self.anywhere.is_empty() {
+            true => 0,
+            false => self.masked_count().div_ceil(PLACING_ROWS),
+        }
+    }
+
+    fn masked_count(&self) -> usize {
+        let masked = |slot: &&CanvasSlot| **slot == CanvasSlot::Masked;
+        self.canvas.iter().filter(masked).count()
     }
 
     /// Positions of a block of block diffusion; `None` where the request is for another kind of model.

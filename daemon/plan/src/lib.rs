@@ -167,6 +167,15 @@ impl Workload {
         }
     }
 
+    /// The workload, of whose passes some read so many rows at their end.
+    #[must_use]
+    pub fn reading(self, rows: usize) -> Self {
+        Self {
+            lm_head_rows: self.lm_head_rows.max(rows),
+            ..self
+        }
+    }
+
     /// Rows that verify what was committed, besides those of the canvases.
     #[must_use]
     pub fn checks(&self) -> usize {

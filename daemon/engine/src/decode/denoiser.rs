@@ -152,6 +152,11 @@ pub trait DiffusionRequest: Send {
         false
     }
 
+    /// Whether the next pass is beside the others: it neither reads nor changes what is kept from pass to pass.
+    fn is_apart(&self) -> bool {
+        false
+    }
+
     /// Whether there is nothing left to do.
     fn is_done(&self) -> bool;
 

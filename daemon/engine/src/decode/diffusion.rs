@@ -6,11 +6,12 @@
 //! the reference has any: steps need not be divisible (a remainder goes to the first blocks); rows that cannot be
 //! committed are not read; the unconditional branch runs only with guidance; the mask and unused ids are never chosen;
 //! noise is added in the logarithm. Beyond them: pinned positions, which guidance counts as prompt; a stop at EOS; what
-//! passes leave out (`super::reach`); canvases that grow (`canvas_growth`); and orders that are tried beside each other
-//! (`branch`).
+//! passes leave out (`super::reach`); canvases that grow (`canvas_growth`); orders that are tried beside each other
+//! (`branch`); and pins without a position (`placing`).
 
 mod branch;
 mod canvas_growth;
+mod placing;
 
 use std::{collections::BTreeMap, ops::Range, sync::Arc, time::Instant};
 
@@ -21,8 +22,8 @@ use sluice_shared::{
     sampling::{EosPolicy, KvCacheMode, Remasking},
 };
 
-use self::branch::CanvasBranch;
 pub(crate) use self::canvas_growth::lm_head_rows;
+use self::{branch::CanvasBranch, placing::Placing};
 use super::{
     BlockSight, DiffusionRequest, FinishedBlocks, Pass, PassReach, Vocabulary,
     policy::{
@@ -78,6 +79,8 @@ pub struct Diffusion {
     may_end_from: usize,
     /// Tokens that are never chosen.
     suppressed: Vec<u32>,
+    /// Pins without a position, until they have one.
+    placing: Option<Placing>,
     /// Whether the canvas's length is still being found.
     is_sizing: bool,
     /// The KV cache is valid for all positions before this one; `None` where it holds nothing.
@@ -140,6 +143,7 @@ impl Diffusion {
                 EosPolicy::Suppress | EosPolicy::Keep => 0,
             },
             suppressed: suppressed(&request, &vocabulary),
+            placing: Placing::new(&request),
             is_sizing,
             cached_until: None,
             passes_since_refresh: 0,
@@ -179,6 +183,12 @@ impl Diffusion {
     /// Closes blocks in which nothing is left to do, and prepares the next pass. `candidates` are the last pass's for
     /// positions that are still masked, from which passes ahead may be guessed.
     fn advance(&mut self, candidates: &[(usize, Candidate)], emit: &mut dyn FnMut(Event)) {
+        // Before anything is decided, so that what is placed counts as pinned for all else.
+        if let Some(placing) = &self.placing {
+            self.reach = PassReach::whole(self.canvas.len());
+            self.branches = vec![self.branch(placing.rows(self.request.prompt.len()), Vec::new())];
+            return;
+        }
         // DAEDAL finds the length first: it asks the last positions of the whole canvas whether they see an end.
         if self.is_sizing {
             self.reach = PassReach::whole(self.canvas.len());
@@ -595,7 +605,11 @@ impl DiffusionRequest for Diffusion {
                     .map(|canvas| (canvas, request.guidance)),
                 reach: &self.reach,
                 rows: &branch.rows,
-                temperature: request.temperature,
+                temperature: match &self.placing {
+                    // Only probabilities of given tokens are read, which noise would not change.
+                    Some(_) => 0.0,
+                    None => request.temperature,
+                },
                 noise: Noise::new(request.seed).stream(GUMBEL_STREAM),
                 suppressed: &self.suppressed,
                 ranking: (self.policy.needs().ranking).unwrap_or(match request.remasking {
@@ -612,6 +626,10 @@ impl DiffusionRequest for Diffusion {
 
     fn guesses(&self) -> bool {
         matches!(self.request.decoding.speculation, Speculation::Draft { .. })
+    }
+
+    fn is_apart(&self) -> bool {
+        self.placing.is_some()
     }
 
     fn is_done(&self) -> bool {
@@ -639,8 +657,10 @@ impl DiffusionRequest for Diffusion {
         let CanvasBlock { start, end, .. } = self.blocks[self.block];
         let mut block = start..end;
         let mut last = Vec::new();
-        // A sizing pass commits nothing and is no step of the policy.
-        if self.is_sizing {
+        // Neither a placing nor a sizing pass commits anything or is a step of the policy.
+        if self.placing.is_some() {
+            self.place(&candidates[0], emit);
+        } else if self.is_sizing {
             self.size(&candidates[0]);
             block.end = self.blocks[self.block].end;
         } else if let (Some(length), Some(end_of_pass)) = (

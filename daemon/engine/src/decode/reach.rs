@@ -351,6 +351,10 @@ pub fn most_rows(request: &Generate) -> usize {
     // Shifted reaches one row further than not, so this is an upper bound for every model.
     let rule = ReachRule::new(request, true);
     let (prompt, end) = (request.prompt.len(), request.padded_length());
+    // Places for pins are looked for in the whole canvas, whatever later passes leave out.
+    if !request.anywhere.is_empty() {
+        return end;
+    }
     if let Some(block) = request.diffusion_block() {
         // A block after as many rows as are only stored.
         let stored = (MLP_ROWS / block).max(1) * block;

@@ -553,7 +553,7 @@ impl Batch<'_> {
                     passes.truncate(1);
                 }
                 canvases.push(passes.len());
-                let mut memory = Some(memory);
+                let mut memory = (!filling.is_apart()).then_some(memory);
                 // Only the first of a request's passes may use what it keeps: guessed ones have no cache.
                 asked.extend(passes.into_iter().map(|pass| PassRequest {
                     pass,
@@ -578,9 +578,16 @@ impl Batch<'_> {
         let (mut candidates, cost) = result?;
         let current = served.worker.current.as_ref();
         for member in members.iter_mut() {
-            if let (RunningWork::Diffusion { memory, watch, .. }, Some(current)) =
-                (&mut member.work, current)
+            if let (
+                RunningWork::Diffusion {
+                    request: filling,
+                    memory,
+                    watch,
+                },
+                Some(current),
+            ) = (&mut member.work, current)
                 && !memory.kv_caches.is_empty()
+                && !filling.is_apart()
             {
                 // Created after the first pass: that pass has filled the cache with these weights.
                 let watch = watch.get_or_insert_with(|| WeightsWatch::new(&current.weights));

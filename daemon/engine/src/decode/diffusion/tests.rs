@@ -8,14 +8,14 @@ use sluice_ops::CandidateEvidence;
 use sluice_shared::decoding::{Decoding, KvCacheReuse};
 
 use super::*;
-use crate::request::ModelId;
+use crate::request::{AnywherePins, ModelId};
 
 const MASK: u32 = 99;
 const END: u32 = 90;
 
 /// Always the same token and confidence at a position; remembers what it was asked.
-struct Scripted {
-    vocabulary: Arc<Vocabulary>,
+pub(super) struct Scripted {
+    pub(super) vocabulary: Arc<Vocabulary>,
     prompt: usize,
     answer: Vec<(u32, f64)>,
     /// Positions read, and the canvases, of each pass.
@@ -28,7 +28,7 @@ struct Scripted {
 }
 
 impl Scripted {
-    fn new(prompt: usize, answer: impl IntoIterator<Item = (u32, f64)>) -> Self {
+    pub(super) fn new(prompt: usize, answer: impl IntoIterator<Item = (u32, f64)>) -> Self {
         Self {
             vocabulary: Arc::new(Vocabulary {
                 size: 100,
@@ -104,7 +104,7 @@ impl Scripted {
     }
 }
 
-fn request(length: usize, block_length: usize, steps: usize) -> Generate {
+pub(super) fn request(length: usize, block_length: usize, steps: usize) -> Generate {
     Generate {
         block_length,
         steps,
@@ -295,7 +295,7 @@ fn each_pass_is_a_full_picture_of_its_block() {
 }
 
 /// A model whose answer at a position depends on all that stands in the canvas, though seldom: most guesses are right.
-fn moody(pass: &Pass<'_>, seed: u64) -> Vec<Candidate> {
+pub(super) fn moody(pass: &Pass<'_>, seed: u64) -> Vec<Candidate> {
     let noise = Noise::new(seed);
     let at = |row: &LmHeadRow| {
         let place = row.position as u64;
@@ -308,13 +308,18 @@ fn moody(pass: &Pass<'_>, seed: u64) -> Vec<Candidate> {
         let changes = noise.uniform(3, mood, place) < 0.3;
         let token = 10 + (noise.uniform(4, place, u64::from(changes)) * 60.0) as u32;
         let confidence = noise.uniform(5, place, if changes { mood } else { 0 });
+        let watched = row.watched.iter();
+        let watched = watched.map(|&token| noise.uniform(6, place, token.into()).ln());
         let drawn = pass.temperature * pass.noise.uniform(pass.number as u64, place, 0);
         Candidate {
             token: token + (drawn * 5.0) as u32,
             confidence,
             rank: confidence,
             target_log_probability: row.target.map(|_| confidence.ln()),
-            evidence: CandidateEvidence::default(),
+            evidence: CandidateEvidence {
+                watched: watched.collect(),
+                ..CandidateEvidence::default()
+            },
         }
     };
     pass.rows.iter().map(at).collect()
@@ -422,7 +427,7 @@ proptest! {
         decoding in anything(),
         pins in prop::collection::vec(0usize..100, 0..80),
         (prompt, length, block) in (0usize..20, 1usize..100, 1usize..40),
-        (is_shifted, is_reserved) in any::<(bool, bool)>(),
+        (is_shifted, is_reserved, places) in any::<(bool, bool, bool)>(),
         seed in any::<u64>(),
     ) {
         const RESERVED: u32 = 6;
@@ -439,6 +444,9 @@ proptest! {
             for pin in pins.into_iter().filter(|&pin| pin < length) {
                 all.canvas[pin] = CanvasSlot::Pinned(5);
             }
+        }
+        if places && is_fixed {
+            all.anywhere = vec![AnywherePins { texts: vec![vec![5], vec![6, 7]], most: 1 }];
         }
         let mut vocabulary = Vocabulary::clone(&Scripted::new(prompt, []).vocabulary);
         vocabulary.mask.as_mut().unwrap().shifted = is_shifted;

@@ -1,5 +1,6 @@
 //! Requests to an engine with a small model.
 
+mod anywhere;
 mod batching;
 mod blocks;
 mod canvases;
