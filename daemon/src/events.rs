@@ -15,7 +15,7 @@ use sluice_engine::{
     decode::VisibleText,
     event::{
         CanvasPosition, EventSink, FinishReason, GenerationResult, PassCost, PassPhases,
-        PassReport, ThoughtReport, ThoughtStep, TokenLogprobs, TokenState,
+        PassReport, PlacedText, ThoughtReport, ThoughtStep, TokenLogprobs, TokenState,
     },
     runtime::SwitchProgress,
     saved_state::SavedState,
@@ -84,6 +84,7 @@ pub fn generation(
         pass_totals: PassTotals::default(),
         committed: pinned,
         pinned,
+        anywhere: Anywhere::of(&serving, prepared),
         writer: RecordWriter::new(target),
         stable_text: StableText::new(&serving, work),
         started: started(&serving, prepared),
@@ -207,6 +208,8 @@ struct Generation {
     pinned: usize,
     /// What filling the canvas to its end means: how it ended, and whether the text is cut there.
     full: (v1::FinishReason, bool),
+    /// Texts that have no position yet.
+    anywhere: Anywhere,
     /// A pass met other weights than the checkpoint's own.
     saw_lossy: bool,
     /// A pass has committed something.
@@ -234,6 +237,38 @@ impl PassTotals {
     }
 }
 
+/// Texts without a position, as their groups come to the engine.
+struct Anywhere {
+    /// Those that the request pins, each of a group of its own; names out of memory follow them.
+    pins: Vec<String>,
+}
+
+impl Anywhere {
+    fn of(serving: &ServingModel, prepared: &PreparedGeneration) -> Self {
+        let memory = prepared.memory.as_ref();
+        let has_names = memory.is_some_and(|memory| !memory.names.is_empty());
+        let groups = &prepared.work.anywhere;
+        let pins = groups[..groups.len() - usize::from(has_names)].iter();
+        let text = |ids: &[u32]| match &serving.loaded.tokenizer {
+            Some(text) => {
+                let bytes: Vec<u8> = ids.iter().flat_map(|id| text.piece(*id)).copied().collect();
+                String::from_utf8_lossy(&bytes).into_owned()
+            }
+            None => ids.iter().map(u32::to_string).collect::<Vec<_>>().join(","),
+        };
+        Self {
+            pins: pins.map(|pins| text(&pins.texts.concat())).collect(),
+        }
+    }
+
+    /// Those of the request's pins that found no room.
+    fn without_room(&self, placed: &[PlacedText]) -> Vec<String> {
+        let pins = self.pins.iter().enumerate();
+        let missing = pins.filter(|(group, _)| placed.iter().all(|text| text.group != *group));
+        missing.map(|(_, text)| text.clone()).collect()
+    }
+}
+
 impl Generation {
     fn take(&mut self, event: Event) {
         match event {
@@ -243,6 +278,7 @@ impl Generation {
                 self.start(blocks);
             }
             Event::Pass(report) => self.pass(&report),
+            Event::Placed(texts) => self.placed(&texts),
             Event::Thought(report) => self.thought(&report),
             Event::BlockDone {
                 block,
@@ -328,6 +364,38 @@ impl Generation {
         self.writer
             .record
             .picture(picture, report.passes, report.committed);
+    }
+
+    /// What was placed counts as fixed from the start from here on.
+    fn placed(&mut self, placed: &[PlacedText]) {
+        let serving = &self.serving;
+        let texts = placed.iter().map(|text| {
+            let tokens = text.tokens.iter().enumerate();
+            v1::PlacedText {
+                tokens: tokens
+                    .map(|(offset, id)| pinned_token(text.position + offset, *id, serving))
+                    .collect(),
+                mean_logprob: text.log_probability,
+                is_name: text.group >= self.anywhere.pins.len(),
+            }
+        });
+        let texts: Vec<v1::PlacedText> = texts.collect();
+        let tokens = texts.iter().flat_map(|text| &text.tokens);
+        let before = self.started.pinned.len();
+        self.started.pinned.extend(tokens.cloned());
+        let more = self.started.pinned.len() - before;
+        self.pinned += more;
+        self.committed += more;
+        for text in placed {
+            self.stable_text.pin(text.position, &text.tokens);
+        }
+        self.stable_text.grow(&self.serving);
+        self.writer.record.placed(v1::GenerationPlaced {
+            request_id: self.writer.id(),
+            texts,
+            without_room: self.anywhere.without_room(placed),
+        });
+        self.writer.requests.touched();
     }
 
     fn thought(&mut self, report: &ThoughtReport) {
@@ -505,6 +573,15 @@ impl StableText {
         stable
     }
 
+    /// Tokens that are fixed from here on: the text doesn't end before them.
+    fn pin(&mut self, position: usize, ids: &[u32]) {
+        let end = position + ids.len();
+        for (fixed, id) in self.fixed[position..end].iter_mut().zip(ids) {
+            *fixed = Some(*id);
+        }
+        self.may_end_from = self.may_end_from.max(end);
+    }
+
     /// A block that is not done: none of it is certain if any of it may be taken back.
     fn take_open(&mut self, positions: &[CanvasPosition], serving: &ServingModel) {
         if !self.takes_back {
@@ -559,13 +636,7 @@ fn started(serving: &ServingModel, prepared: &PreparedGeneration) -> v1::Generat
         let CanvasSlot::Pinned(id) = *slot else {
             return None;
         };
-        Some(v1::CanvasToken {
-            position: index as u32,
-            id: Some(id),
-            piece: piece(serving, id).to_vec(),
-            state: v1::TokenState::Pinned.into(),
-            ..Default::default()
-        })
+        Some(pinned_token(index, id, serving))
     });
     let text = serving.loaded.tokenizer.as_ref();
     let mut started = v1::GenerationStarted {
@@ -634,6 +705,16 @@ fn canvas_tokens(positions: &[CanvasPosition], serving: &ServingModel) -> Vec<v1
         logprobs: (position.logprobs.as_deref()).map(|logprobs| token_logprobs(logprobs, serving)),
     };
     positions.iter().map(to_wire).collect()
+}
+
+fn pinned_token(position: usize, id: u32, serving: &ServingModel) -> v1::CanvasToken {
+    v1::CanvasToken {
+        position: position as u32,
+        id: Some(id),
+        piece: piece(serving, id).to_vec(),
+        state: v1::TokenState::Pinned.into(),
+        ..Default::default()
+    }
 }
 
 fn token_logprobs(logprobs: &TokenLogprobs, serving: &ServingModel) -> v1::TokenLogprobs {

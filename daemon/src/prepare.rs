@@ -6,16 +6,22 @@ mod canvas;
 mod embedding;
 mod encoder;
 mod memory;
+mod names;
 mod preset;
 mod samples;
 mod template;
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use sluice_checkpoint::features::Feature;
 use sluice_engine::{
-    CanvasSlot, EngineError, Generate, RequestError, Score, Work, decode::policy::policy,
-    grammar::RequestGrammar, model::ModelInfo, posterior::Posterior, request::Thinking,
+    CanvasSlot, EngineError, Generate, RequestError, Score, Work,
+    admission::{ANYWHERE_TEXTS_MAX, ANYWHERE_TOKENS_MAX},
+    decode::policy::policy,
+    grammar::RequestGrammar,
+    model::ModelInfo,
+    posterior::Posterior,
+    request::{AnywherePins, Thinking},
     saved_state::StateOptions,
 };
 use sluice_proto::{
@@ -58,6 +64,12 @@ const LENGTH_DEFAULT: usize = 128;
 const DRAWS_DEFAULT: usize = 128;
 /// The same for a latent thought model, whose draws differ less: their noise is that of a fitted posterior.
 const LATENT_DRAWS_DEFAULT: usize = 16;
+
+/// Names of memory of which some are pinned, and tokens of one, at most.
+const NAMES_MAX: usize = 16;
+const NAME_TOKENS_MAX: usize = 8;
+/// The field that asks for it.
+const PINNED_NAMES: &str = "memory.pinned_names";
 
 /// What a request gets that does not say otherwise.
 #[derive(Debug, Clone, Copy, Default)]
@@ -134,6 +146,18 @@ pub fn generation(
     let (diffusion, autoregressive) = request.kind_options.into_parts();
     let mut told = Vec::new();
     let mut used_memory = None;
+    let mut pins_anywhere = Vec::new();
+    let mut names_in_memory = Vec::new();
+    let pinned_names = request
+        .memory
+        .as_ref()
+        .map_or(0, |memory| memory.pinned_names);
+    if let (true, Some(refusal)) = (
+        pinned_names > 0,
+        info.features().refusal(Feature::Lookahead),
+    ) {
+        return Err(EngineError::from(RequestError::of_feature(refusal, PINNED_NAMES)).into());
+    }
     let is_edit = matches!(request.input, Input::Edit { .. });
     let (prompt, canvas) = match request.input {
         Input::Prompt { prompt, length } => {
@@ -148,7 +172,16 @@ pub fn generation(
                     let room = info.context_length.saturating_sub(without + answer);
                     let count = |text: &str| Ok(texts.session()?.encode(text)?.len());
                     let max_tokens = asked.max_tokens.min(room);
-                    used_memory = Some(memory::put(&mut chat, recalled, max_tokens, count)?);
+                    let said = chat.turns.iter().rfind(|turn| turn.role == Role::User);
+                    let said = said.map_or_else(String::new, |turn| turn.content.clone());
+                    let used = memory::put(&mut chat, recalled, max_tokens, count)?;
+                    if pinned_names > 0 {
+                        let pieces = used.pieces.iter().filter_map(|used| used.hit.as_ref());
+                        let pieces = pieces.filter_map(|hit| hit.piece.as_ref());
+                        names_in_memory =
+                            names::names(pieces.map(|piece| piece.text.as_str()), &said);
+                    }
+                    used_memory = Some(used);
                     Prompt::Chat(chat)
                 }
                 (prompt, ..) => prompt,
@@ -176,7 +209,11 @@ pub fn generation(
             let mut pins = Vec::with_capacity(diffusion.pins.len());
             for pin in diffusion.pins {
                 let content = with_space_before(pin.position, pin.content);
-                pins.push((pin.position, texts.content("diffusion.pins", content)?));
+                let ids = texts.content("diffusion.pins", content)?;
+                match pin.position {
+                    Some(position) => pins.push((position, ids)),
+                    None => pins_anywhere.push(ids),
+                }
             }
             (prompt, canvas::with_pins(length, &pins)?)
         }
@@ -208,6 +245,30 @@ pub fn generation(
         .iter()
         .filter(|slot| **slot == CanvasSlot::Masked)
         .count();
+    let masked = canvas::left_after(&pins_anywhere, masked)?;
+    let mut anywhere: Vec<AnywherePins> = (pins_anywhere.into_iter())
+        .map(|text| AnywherePins {
+            texts: vec![text],
+            most: 1,
+        })
+        .collect();
+    let mut warnings = Vec::new();
+    if pinned_names > 0 {
+        let (names, ids) = names_to_pin(&mut texts, names_in_memory, &anywhere)?;
+        match (&mut used_memory, names.is_empty()) {
+            (Some(used), false) => {
+                used.names = names;
+                anywhere.push(AnywherePins {
+                    texts: ids,
+                    most: pinned_names,
+                });
+            }
+            _ => warnings.push(
+                "nothing that is remembered about this has a name in it, so none is pinned"
+                    .to_owned(),
+            ),
+        }
+    }
     let subject = SampledModel {
         family: info.family,
         mask: info.mask,
@@ -249,6 +310,7 @@ pub fn generation(
         },
         steps,
         canvas,
+        anywhere,
         reserved: info.mask.and_then(|mask| mask.reserved),
         causal_attention_before: blocks.is_some_and(|blocks| blocks.causal_attention_before),
         temperature: sampler.temperature,
@@ -291,8 +353,15 @@ pub fn generation(
         let what = "diffusion.steps";
         return Err(EngineError::from(RequestError::Sampling { what, problem }).into());
     }
+    if pinned_names > 0 && work.decoding.canvas_growth != CanvasGrowth::Fixed {
+        let problem = "a canvas that grows isn't all there when places for names are found";
+        return Err(EngineError::from(RequestError::Sampling {
+            what: PINNED_NAMES,
+            problem: problem.to_owned(),
+        })
+        .into());
+    }
     let mut sampling_settings = sampler.settings;
-    let mut warnings = Vec::new();
     if work.policy.name() == RENOISE
         && work.temperature > 0.0
         && request.sampling.skips_unused_temperature
@@ -463,13 +532,41 @@ fn with_model_instructions(
 }
 
 /// A word pinned behind others stands apart from them, as in the LLaDA authors' demonstration.
-fn with_space_before(position: u32, content: PinContent) -> PinContent {
+fn with_space_before(position: Option<u32>, content: PinContent) -> PinContent {
     match content {
-        PinContent::Text(text) if position > 0 && text.starts_with(char::is_alphanumeric) => {
+        PinContent::Text(text)
+            if position != Some(0) && text.starts_with(char::is_alphanumeric) =>
+        {
             PinContent::Text(format!(" {text}"))
         }
         content => content,
     }
+}
+
+/// The first of these names that can be looked for beside texts that may stand anywhere, and their ids.
+fn names_to_pin(
+    texts: &mut TextEncoder<'_>,
+    names: Vec<String>,
+    beside: &[AnywherePins],
+) -> Result<(Vec<String>, Vec<Vec<u32>>), Failure> {
+    let others = beside.iter().flat_map(|pins| &pins.texts);
+    let mut tokens: BTreeSet<u32> = others.flatten().copied().collect();
+    let most = NAMES_MAX.min(ANYWHERE_TEXTS_MAX.saturating_sub(beside.len()));
+    let mut taken = (Vec::new(), Vec::new());
+    for name in names {
+        if taken.0.len() == most {
+            break;
+        }
+        let ids = texts.session()?.encode(&format!(" {name}"))?;
+        let all: BTreeSet<u32> = tokens.iter().chain(&ids).copied().collect();
+        let is_short = (1..=NAME_TOKENS_MAX).contains(&ids.len());
+        if is_short && all.len() <= ANYWHERE_TOKENS_MAX {
+            tokens = all;
+            taken.0.push(name);
+            taken.1.push(ids);
+        }
+    }
+    Ok(taken)
 }
 
 /// An autoregressive model has no use for what the engine could not tell from a default, and stop strings need a tokenizer.

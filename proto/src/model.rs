@@ -162,8 +162,8 @@ pub enum PinContent {
 /// Tokens fixed from the start.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Pin {
-    /// First position, counted from the first to fill.
-    pub position: u32,
+    /// First position, counted from the first to fill; `None`: where the model finds them likeliest.
+    pub position: Option<u32>,
     /// What stands there.
     pub content: PinContent,
 }
@@ -607,14 +607,22 @@ fn pin(wire: v1::CanvasPin) -> Result<Pin, InvalidField> {
         Some(Content::Text(text)) if !text.is_empty() => PinContent::Text(text),
         Some(Content::Tokens(tokens)) => PinContent::Tokens(ids("diffusion.pins", tokens)?),
         Some(Content::Text(_)) | None => {
-            let problem = format!("nothing is pinned at position {}", wire.position);
+            let problem = match wire.anywhere {
+                true => "a text that may stand anywhere is empty".to_owned(),
+                false => format!("nothing is pinned at position {}", wire.position),
+            };
             return Err(invalid("diffusion.pins", problem));
         }
     };
-    Ok(Pin {
-        position: wire.position,
-        content,
-    })
+    let position = match (wire.anywhere, wire.position) {
+        (true, 0) => None,
+        (true, position) => {
+            let problem = format!("position {position} of a text that may stand anywhere");
+            return Err(invalid("diffusion.pins", problem));
+        }
+        (false, position) => Some(position),
+    };
+    Ok(Pin { position, content })
 }
 
 /// The value of an enum's field. One of a newer client's must not be taken for the default.

@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, btree_map::Entry};
 pub use layout::{MASK_MARK, SPECIAL_MARK, TextRun, runs, wrap, wrap_marked, wrap_text};
 pub use look::{Confidence, Look};
 use sluice_proto::v1::{
-    CanvasToken, GenerationBlock, GenerationDone, GenerationPass, GenerationQueued,
-    GenerationStarted, GenerationThought, TokenState, generation_event::Event,
+    CanvasToken, GenerationBlock, GenerationDone, GenerationPass, GenerationPlaced,
+    GenerationQueued, GenerationStarted, GenerationThought, TokenState, generation_event::Event,
 };
 use sluice_shared::policy::POLICIES;
 
@@ -27,6 +27,8 @@ pub struct Canvas {
     pub queued: Option<GenerationQueued>,
     /// Set once the request runs.
     pub started: Option<GenerationStarted>,
+    /// Where texts without a position stand, once that is found.
+    pub placed: Option<GenerationPlaced>,
     /// Steps of sampling a latent thought model's learned prior, without the sample that the last may carry.
     pub samples: Vec<GenerationThought>,
     /// Steps of its inference, without the posterior that the last may carry.
@@ -56,6 +58,7 @@ impl Canvas {
                 };
             }
             Event::Started(started) => self.started = Some(started),
+            Event::Placed(placed) => self.placed = Some(placed),
             Event::Thought(thought) => {
                 let steps = match thought.noise_level {
                     Some(_) => &mut self.samples,
@@ -101,6 +104,7 @@ impl Canvas {
         Self {
             queued: self.queued,
             started: self.started.clone(),
+            placed: self.placed.clone(),
             samples: self.samples.clone(),
             thoughts: self.thoughts.clone(),
             blocks: done
@@ -198,6 +202,13 @@ impl Canvas {
         self.blocks.values().flatten().chain(open)
     }
 
+    /// Tokens that are pinned: from the start, and where texts without a position have found a place.
+    pub fn pinned(&self) -> impl Iterator<Item = &CanvasToken> {
+        let given = self.started.iter().flat_map(|started| &started.pinned);
+        let placed = self.placed.iter().flat_map(|placed| &placed.texts);
+        given.chain(placed.flat_map(|text| &text.tokens))
+    }
+
     /// Pinned and masked tokens behind those that were seen, up to the requested length.
     #[must_use]
     pub fn ahead(&self) -> Vec<CanvasToken> {
@@ -209,7 +220,7 @@ impl Canvas {
             .last()
             .map_or(0, |token| token.position.saturating_add(1));
         let pinned: BTreeMap<u32, &CanvasToken> =
-            (started.pinned.iter().map(|pin| (pin.position, pin))).collect();
+            self.pinned().map(|pin| (pin.position, pin)).collect();
         let token = |position| match pinned.get(&position) {
             Some(pin) => (*pin).clone(),
             None => CanvasToken {

@@ -194,9 +194,10 @@ pub struct Generate {
     /// Positions to fill [default: 128, or the rest of the context]
     #[arg(long, value_name = "N")]
     pub length: Option<u32>,
-    /// Pin TEXT at position POS of the canvas, counted from 0 after the prompt; may be repeated
+    /// Pin TEXT at position POS of the canvas, counted from 0 after the prompt, or with `any` in its place where the model finds TEXT
+    /// likeliest; may be repeated
     #[arg(long = "pin", value_name = "POS:TEXT", value_parser = parse_pin, conflicts_with = "stop")]
-    pub pins: Vec<(u32, String)>,
+    pub pins: Vec<(Option<u32>, String)>,
     /// Latent thought models: go on from the thoughts in FILE, which --save-thoughts wrote; without --think they are taken as
     /// they are
     #[arg(long, value_name = "FILE")]
@@ -628,16 +629,23 @@ fn parse_id<T: FromStr>(text: &str, what: &str, list: &str) -> Result<T, String>
     })
 }
 
-fn parse_pin(text: &str) -> Result<(u32, String), String> {
+/// In a position's place: wherever the model finds the text likeliest.
+const ANY_POSITION: &str = "any";
+
+/// A text and its position; `None`: any.
+fn parse_pin(text: &str) -> Result<(Option<u32>, String), String> {
     let (position, pinned) = text
         .split_once(':')
         .ok_or("does not have the form POS:TEXT, such as 4:hello")?;
-    let position = position
-        .parse()
-        .map_err(|_| format!("'{position}' is not a position (a number from 0)"))?;
     if pinned.is_empty() {
         return Err(format!("the text to pin at position {position} is empty"));
     }
+    let position = match position {
+        ANY_POSITION => None,
+        position => Some(position.parse().map_err(|_| {
+            format!("'{position}' is not a position (a number from 0, or {ANY_POSITION})")
+        })?),
+    };
     Ok((position, pinned.to_owned()))
 }
 
@@ -676,7 +684,9 @@ mod tests {
 
     #[test]
     fn pins_are_a_position_and_a_text() {
-        assert_eq!(parse_pin("3:a:b").unwrap(), (3, "a:b".into()));
+        assert_eq!(parse_pin("3:a:b").unwrap(), (Some(3), "a:b".into()));
+        assert_eq!(parse_pin("any:a:b").unwrap(), (None, "a:b".into()));
+        assert!(parse_pin("any:").unwrap_err().contains("is empty"));
         assert!(parse_pin("abc").unwrap_err().contains("POS:TEXT"));
         assert!(parse_pin("x:abc").unwrap_err().contains("not a position"));
         assert!(parse_pin("-1:abc").unwrap_err().contains("not a position"));

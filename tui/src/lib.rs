@@ -23,6 +23,7 @@ pub mod operations;
 pub mod output;
 pub mod paint;
 pub mod phases;
+pub mod placing;
 pub mod plans;
 pub mod record;
 pub mod settings;

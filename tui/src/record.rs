@@ -100,7 +100,7 @@ impl Recording {
                 let excess = self.notices.len().saturating_sub(NOTICES_MAX);
                 self.notices.drain(..excess);
             }
-            Event::Done(_) | Event::Loading(_) | Event::Thought(_) => {}
+            Event::Done(_) | Event::Loading(_) | Event::Placed(_) | Event::Thought(_) => {}
         }
         self.canvas.apply(kind);
     }
@@ -170,6 +170,9 @@ impl Recording {
         }
         if let Some(started) = &self.canvas.started {
             tell(Event::Started(started.clone()))?;
+        }
+        if let Some(placed) = &self.canvas.placed {
+            tell(Event::Placed(placed.clone()))?;
         }
         for thought in self.canvas.samples.iter().chain(&self.canvas.thoughts) {
             tell(Event::Thought(thought.clone()))?;

@@ -187,6 +187,7 @@ impl Extension {
             .map(|pin| v1::CanvasPin {
                 position: pin.position.unwrap_or_default(),
                 content: (pin.text.clone()).map(v1::canvas_pin::Content::Text),
+                anywhere: false,
             });
         let mut options = v1::DiffusionOptions {
             steps: self.steps,

@@ -176,7 +176,11 @@ impl Generation {
                     return Ok(Progress::Done(Box::new(done), Piece { text, tokens }));
                 }
                 Event::BlockDone(block) => self.tokens.add(&block.tokens),
-                Event::Queued(_) | Event::Loading(_) | Event::Notice(_) | Event::Thought(_) => {}
+                Event::Queued(_)
+                | Event::Loading(_)
+                | Event::Notice(_)
+                | Event::Placed(_)
+                | Event::Thought(_) => {}
             }
         }
     }

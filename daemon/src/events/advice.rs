@@ -15,6 +15,8 @@ pub(super) struct RequestSize {
     steps: usize,
     /// Positions that nothing stands at yet; a pass commits at least one.
     masked_positions: usize,
+    /// Passes that find places for texts without a position.
+    placing_passes: usize,
     /// How many passes there are and what each computes is fixed by the schedule, not left to a policy, to guesses, to what is
     /// kept or to how long the text becomes.
     is_scheduled: bool,
@@ -33,6 +35,7 @@ impl RequestSize {
             block_length: work.block_length,
             steps: work.steps,
             masked_positions: masked.count(),
+            placing_passes: work.placing_passes(),
             is_scheduled: is_scheduled(work) && info.mask.is_some(),
             has_limits: info.mask.is_some(),
         }
@@ -40,10 +43,11 @@ impl RequestSize {
 
     /// Passes, at most.
     fn passes(&self) -> usize {
-        match self.is_scheduled {
+        let filling = match self.is_scheduled {
             true => self.steps.min(self.masked_positions),
             false => self.masked_positions,
-        }
+        };
+        self.placing_passes + filling
     }
 
     /// The passes' predicted time, at most.
@@ -111,6 +115,7 @@ mod tests {
             block_length: 32,
             steps,
             masked_positions: length,
+            placing_passes: 0,
             is_scheduled: true,
             has_limits: true,
         }

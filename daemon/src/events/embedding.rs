@@ -45,7 +45,7 @@ pub fn embedding(target: EventTarget, place: VectorPlace) -> EventSink {
             ));
         }
         // Of generations only.
-        Event::Pass(_) | Event::BlockDone { .. } | Event::Thought(_) => {}
+        Event::Pass(_) | Event::BlockDone { .. } | Event::Placed(_) | Event::Thought(_) => {}
         Event::Notice(text) => {
             tracing::info!(request = home.id(), text, "notice");
             home.record.notice(&text);

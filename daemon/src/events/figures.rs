@@ -103,7 +103,7 @@ impl<F: Figures> FigureWriter<F> {
                 operation.progress(progress(stage, F::UNIT, done as u64, total as u64));
             }
             // Of generations only.
-            Event::Pass(_) | Event::BlockDone { .. } | Event::Thought(_) => {}
+            Event::Pass(_) | Event::BlockDone { .. } | Event::Placed(_) | Event::Thought(_) => {}
             Event::Notice(text) => {
                 tracing::info!(request = self.home.id(), text, "notice");
                 self.home.record.notice(&text);

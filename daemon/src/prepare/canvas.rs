@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use sluice_engine::CanvasSlot;
+use sluice_proto::model::InvalidField;
 
 use crate::failure::Failure;
 
@@ -31,6 +32,17 @@ pub(super) fn with_pins(
         }
     }
     Ok(canvas)
+}
+
+/// How many of so many masks are left once these texts stand among them, wherever that will be.
+pub(super) fn left_after(texts: &[Vec<u32>], masks: usize) -> Result<usize, InvalidField> {
+    let tokens: usize = texts.iter().map(Vec::len).sum();
+    masks.checked_sub(tokens).ok_or_else(|| InvalidField {
+        field: "diffusion.pins",
+        problem: format!(
+            "texts that may stand anywhere have {tokens} tokens, and {masks} positions are free"
+        ),
+    })
 }
 
 /// The tokens of a text, those that `span` touches replaced by masks: `span_length` of them,

@@ -191,6 +191,7 @@ fn pinned_text_is_tokenized_and_counts_no_steps() {
     request.diffusion_mut().pins = vec![v1::CanvasPin {
         position: 4,
         content: Some(v1::canvas_pin::Content::Text("the end".to_owned())),
+        anywhere: false,
     }];
     let work = prepared(request).unwrap();
     // A word behind others stands apart from them.
@@ -201,6 +202,37 @@ fn pinned_text_is_tokenized_and_counts_no_steps() {
         .unwrap();
     assert_eq!(work.canvas[4], CanvasSlot::Pinned(pinned[0]));
     assert_eq!(work.steps, 20 - pinned.len());
+}
+
+#[test]
+fn a_text_that_may_stand_anywhere_waits_for_its_place() {
+    let anywhere = |text: &str| v1::CanvasPin {
+        content: Some(v1::canvas_pin::Content::Text(text.to_owned())),
+        anywhere: true,
+        ..Default::default()
+    };
+    let mut request = tokens(3);
+    request.length = Some(20);
+    request.diffusion_mut().pins = vec![anywhere("the end"), anywhere("fox")];
+    let work = prepared(request.clone()).unwrap();
+    assert_eq!(work.canvas, vec![CanvasSlot::Masked; 20]);
+    let serving = serving(true);
+    let ids = |text: &str| serving.tokenizer().unwrap().encode(text).unwrap();
+    // Each is a choice of its own, a word apart from what will stand before it.
+    let expected = [" the end", " fox"].map(|text| AnywherePins {
+        texts: vec![ids(text)],
+        most: 1,
+    });
+    assert_eq!(work.anywhere, expected);
+    let pinned = ids(" the end").len() + ids(" fox").len();
+    assert_eq!(work.steps, 20 - pinned);
+    request.length = Some(pinned as u32 - 1);
+    let message = prepared(request).unwrap_err().to_string();
+    let expected = format!(
+        "diffusion.pins: texts that may stand anywhere have {pinned} tokens, and {} positions are free",
+        pinned - 1
+    );
+    assert_eq!(message, expected);
 }
 
 #[test]
@@ -382,5 +414,168 @@ fn the_models_own_instructions_come_before_a_conversation_without_any() {
             &[v1::ChatRole::System, v1::ChatRole::User]
         ),
         (given, false)
+    );
+}
+
+/// A request for memory with so many names of it pinned, for which this was found.
+fn with_names(
+    serving: &ServingModel,
+    names: u32,
+    text: &str,
+    change: impl FnOnce(&mut v1::GenerateRequest),
+) -> Result<PreparedGeneration, Failure> {
+    let message = v1::ChatMessage {
+        role: v1::ChatRole::User.into(),
+        content: "Who went to Plagwitz?".to_owned(),
+        ..Default::default()
+    };
+    let mut request = v1::GenerateRequest {
+        input: Some(v1::generate_request::Input::Chat(v1::Chat {
+            messages: vec![message],
+            ..Default::default()
+        })),
+        length: Some(40),
+        memory: Some(v1::MemoryOptions {
+            pinned_names: names,
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    request
+        .diffusion_mut()
+        .set_preset(v1::DecodingPreset::Exact);
+    change(&mut request);
+    let hit = v1::MemoryHit {
+        piece: Some(v1::MemoryPiece {
+            text: text.to_owned(),
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    generation(
+        GenerationRequest {
+            asked: Generation::try_from(request).unwrap(),
+            state: StateOptions::default(),
+            recalled: Some(Recalled {
+                hits: vec![hit],
+                ..Recalled::default()
+            }),
+        },
+        (serving, &Patience::default()),
+        &ModelTable::default(),
+        RequestDefaults::default(),
+        |_| false,
+    )
+}
+
+#[test]
+fn names_of_what_is_remembered_may_stand_anywhere_where_they_are_asked_for() {
+    let serving = serving(true);
+    const TEXT: &str = "So Mia and Tom went to Plagwitz.";
+    let ids = |text: &str| serving.tokenizer().unwrap().encode(text).unwrap();
+    let none = with_names(&serving, 0, TEXT, |_| {}).unwrap();
+    assert!(none.work.anywhere.is_empty() && none.memory.unwrap().names.is_empty());
+    let some = with_names(&serving, 2, TEXT, |request| {
+        request.diffusion_mut().pins = vec![v1::CanvasPin {
+            content: Some(v1::canvas_pin::Content::Text("lake".to_owned())),
+            anywhere: true,
+            ..Default::default()
+        }];
+    })
+    .unwrap();
+    // What the user has said is no news.
+    assert_eq!(some.memory.unwrap().names, ["Mia", "Tom"]);
+    assert_eq!(
+        some.work.anywhere,
+        [
+            AnywherePins {
+                texts: vec![ids(" lake")],
+                most: 1
+            },
+            AnywherePins {
+                texts: vec![ids(" Mia"), ids(" Tom")],
+                most: 2
+            }
+        ]
+    );
+    assert!(some.warnings.is_empty());
+    let nameless = with_names(&serving, 2, "the pool is open", |_| {}).unwrap();
+    assert!(nameless.work.anywhere.is_empty());
+    assert!(nameless.warnings[0].contains("none is pinned"));
+}
+
+#[test]
+fn no_more_names_are_looked_for_than_an_engine_takes() {
+    let serving = serving(true);
+    let patience = Patience::default();
+    let mut texts = TextEncoder::new(&serving, &patience);
+    let few = ["Zzxqzzxqzzxqzzxqzzxq".to_owned(), "Mia".to_owned()];
+    let (names, ids) = names_to_pin(&mut texts, few.to_vec(), &[]).unwrap();
+    // One that is long is left out.
+    assert_eq!((names, ids.len()), (vec!["Mia".to_owned()], 1));
+    let same = vec!["Mia".to_owned(); 40];
+    let (names, _) = names_to_pin(&mut texts, same.clone(), &[]).unwrap();
+    assert_eq!(names.len(), NAMES_MAX);
+    let beside = vec![
+        AnywherePins {
+            texts: vec![vec![5]],
+            most: 1
+        };
+        ANYWHERE_TEXTS_MAX - 2
+    ];
+    assert_eq!(
+        names_to_pin(&mut texts, same.clone(), &beside)
+            .unwrap()
+            .0
+            .len(),
+        2
+    );
+    let crowded = AnywherePins {
+        texts: vec![(1_000..1_000 + ANYWHERE_TOKENS_MAX as u32).collect()],
+        most: 1,
+    };
+    assert!(
+        names_to_pin(&mut texts, same, &[crowded])
+            .unwrap()
+            .0
+            .is_empty()
+    );
+}
+
+#[test]
+fn names_are_refused_where_no_place_is_looked_for() {
+    let text = "So Mia and Tom went.";
+    let refused = |serving: &ServingModel, change: &dyn Fn(&mut v1::GenerateRequest)| {
+        let error = with_names(serving, 1, text, |request| change(request)).unwrap_err();
+        error.to_string()
+    };
+    let plain = serving(true).loaded.info.mask.unwrap();
+    let unsaid = |request: &mut v1::GenerateRequest| request.decoding = None;
+    let told = refused(&with_mask(None), &unsaid);
+    assert!(
+        told.starts_with("memory.pinned_names: only masked diffusion models"),
+        "{told}"
+    );
+    let of_blocks = with_mask(Some(MaskToken {
+        blocks: Some(BlockDiffusion {
+            length: 32,
+            filled_together: 32,
+            causal_attention_before: false,
+        }),
+        ..plain
+    }));
+    assert_eq!(
+        refused(&of_blocks, &unsaid),
+        "memory.pinned_names: a block diffusion model sees nothing behind its open block"
+    );
+    let growing = |request: &mut v1::GenerateRequest| {
+        request
+            .diffusion_mut()
+            .set_canvas_growth(v1::CanvasGrowth::Append);
+    };
+    let told = refused(&serving(true), &growing);
+    assert!(
+        told.starts_with("memory.pinned_names: a canvas that grows"),
+        "{told}"
     );
 }

@@ -350,6 +350,13 @@ impl RequestRecord {
         self.tell(state);
     }
 
+    /// Adds where texts without a position stand.
+    pub fn placed(&self, placed: v1::GenerationPlaced) {
+        let mut state = self.lock();
+        state.small.push(event(Event::Placed(placed)));
+        self.tell(state);
+    }
+
     /// Adds a notice for readers. Only the first [`NOTICES_MAX`] are kept.
     pub fn notice(&self, text: &str) {
         let mut state = self.lock();

@@ -21,6 +21,7 @@ async fn each_wrong_request_is_explained_and_the_daemon_lives_on() {
         content: Some(v1::canvas_pin::Content::Tokens(v1::TokenIds {
             ids: ids.to_vec(),
         })),
+        anywhere: false,
     };
     let long_prompt = vec![1; 300];
     for (request, reason, message) in [

@@ -47,6 +47,7 @@ async fn canvases_are_written_by_the_models_own_policy() {
             content: Some(v1::canvas_pin::Content::Tokens(v1::TokenIds {
                 ids: vec![9],
             })),
+            anywhere: false,
         }];
     });
     let refused = generate(&daemon, pinned).await.unwrap_err();

@@ -176,6 +176,7 @@ async fn what_does_not_go_together_is_refused_and_the_daemon_lives_on() {
         content: Some(v1::canvas_pin::Content::Tokens(v1::TokenIds {
             ids: vec![9],
         })),
+        anywhere: false,
     };
     for (request, reason, message) in [
         (

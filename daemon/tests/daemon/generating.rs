@@ -117,6 +117,7 @@ async fn pinned_words_stay() {
             diffusion.pins = vec![v1::CanvasPin {
                 position: 4,
                 content: Some(v1::canvas_pin::Content::Text(" red kite".to_owned())),
+                anywhere: false,
             }];
         });
     let events = generate(&daemon, request).await.unwrap();
@@ -132,6 +133,88 @@ async fn pinned_words_stay() {
         .flat_map(|token| token.piece)
         .collect();
     assert_eq!(pieces, b" red kite");
+}
+
+#[tokio::test]
+async fn a_text_that_may_stand_anywhere_is_told_where_it_stands() {
+    let daemon = Daemon::embedded().await;
+    let anywhere = |text: &str| v1::CanvasPin {
+        content: Some(v1::canvas_pin::Content::Text(text.to_owned())),
+        anywhere: true,
+        ..Default::default()
+    };
+    let plain = chat("Tell me a story.")
+        .sampled(|sampling| sampling.eos_policy = v1::EosPolicy::Suppress.into());
+    let request = v1::GenerateRequest {
+        length: Some(48),
+        ..plain
+    }
+    .diffused(|diffusion| diffusion.pins = vec![anywhere("red kite")]);
+    let events = generate(&daemon, request.clone()).await.unwrap();
+    let is_placed = |event: &Event| matches!(event, Event::Placed(_));
+    let is_pass = |event: &Event| matches!(event, Event::PassDone(_));
+    let at = events.iter().position(is_placed).unwrap();
+    assert!(at < events.iter().position(is_pass).unwrap());
+    assert_eq!(events.iter().filter(|event| is_placed(event)).count(), 1);
+    let Event::Placed(placed) = &events[at] else {
+        unreachable!("it was looked for");
+    };
+    assert!(placed.without_room.is_empty());
+    let [text] = &placed.texts[..] else {
+        panic!("{placed:?}");
+    };
+    assert!(!text.is_name && text.mean_logprob < 0.0);
+    let bytes: Vec<u8> = text
+        .tokens
+        .iter()
+        .flat_map(|token| token.piece.clone())
+        .collect();
+    assert_eq!(bytes, b" red kite");
+    // Blocks, which nobody misses, have it as pinned.
+    let blocks = events.iter().filter_map(|event| match event {
+        Event::BlockDone(block) => Some(&block.tokens),
+        _ => None,
+    });
+    let pinned = blocks
+        .flatten()
+        .filter(|token| token.state() == v1::TokenState::Pinned);
+    assert_eq!(pinned.cloned().collect::<Vec<_>>(), text.tokens);
+    let done = done(&events);
+    assert!(done.text.clone().unwrap().contains(" red kite"));
+    let pins = text.tokens.len() as u32;
+    assert_eq!(
+        (
+            done.filled_positions,
+            done.generated_tokens,
+            done.text_tokens
+        ),
+        (48 - pins, 48 - pins, 48)
+    );
+    // A pass for the place, and one for each token at most.
+    assert!(done.passes <= 1 + 48 - pins);
+
+    // What finds no room beside what was placed before is told as well.
+    let crowded = v1::GenerateRequest {
+        length: Some(pins + 1),
+        ..request
+    }
+    .diffused(|diffusion| {
+        let two = || v1::CanvasPin {
+            content: Some(v1::canvas_pin::Content::Tokens(v1::TokenIds {
+                ids: vec![9],
+            })),
+            anywhere: true,
+            ..Default::default()
+        };
+        diffusion.pins = vec![two(), anywhere("red kite")];
+    });
+    let events = generate(&daemon, crowded).await.unwrap();
+    let placed = events.iter().find_map(|event| match event {
+        Event::Placed(placed) => Some(placed.clone()),
+        _ => None,
+    });
+    let placed = placed.unwrap();
+    assert_eq!(placed.texts.len() + placed.without_room.len(), 2);
 }
 
 /// A text of which one word is written anew.

@@ -266,6 +266,57 @@ async fn a_prompt_gets_what_matters_within_its_tokens_and_as_plain_text() {
 }
 
 #[tokio::test]
+async fn names_of_what_is_remembered_stand_in_the_answer_if_asked() {
+    let daemon = Daemon::embedded().await;
+    let mut client = client(&daemon).await;
+    let text = "The pool is where Mia and Lindenau meet, said Anna Karenina.";
+    imported(&mut client, &[("/home/me/pool.md", text.as_bytes())]).await;
+    let ask = |names| v1::GenerateRequest {
+        length: Some(32),
+        memory: Some(v1::MemoryOptions {
+            pinned_names: names,
+            ..Default::default()
+        }),
+        ..chat("Who meets at the pool of Lindenau?")
+    };
+    let events = generate(&daemon, ask(1)).await.unwrap();
+    let (mut names, mut placed, mut answer) = (Vec::new(), Vec::new(), String::new());
+    for event in events {
+        match event {
+            Event::Started(started) => names = started.memory.unwrap().names,
+            Event::Placed(told) => placed = told.texts,
+            Event::Done(done) => answer = done.text.unwrap(),
+            _ => {}
+        }
+    }
+    assert_eq!(names, ["Mia", "Anna Karenina"]);
+    let [name] = &placed[..] else {
+        panic!("{placed:?}");
+    };
+    assert!(name.is_name);
+    let bytes: Vec<u8> = name
+        .tokens
+        .iter()
+        .flat_map(|token| token.piece.clone())
+        .collect();
+    let name = String::from_utf8(bytes).unwrap();
+    assert!(names.iter().any(|one| *one == name.trim()), "{name}");
+    assert!(answer.contains(&name), "{answer}");
+    let without = generate(&daemon, ask(0)).await.unwrap();
+    assert!(
+        !without
+            .iter()
+            .any(|event| matches!(event, Event::Placed(_)))
+    );
+    let refused = generate(&daemon, ask(5)).await.unwrap_err();
+    assert!(
+        refused.message.contains("5 is more than 4"),
+        "{}",
+        refused.message
+    );
+}
+
+#[tokio::test]
 async fn an_import_that_is_killed_or_left_leaves_what_was_there() {
     let folder = TempDir::new().unwrap();
     let mut daemon = start(folder.path(), "bert-tiny").await;

@@ -16,6 +16,8 @@ const NAME_BYTES_MAX: usize = 64;
 const QUERY_BYTES_MAX: usize = 64 << 10;
 /// Bytes of a source's name: the system's limit for a path.
 const SOURCE_NAME_BYTES_MAX: usize = 4096;
+/// Names that a request may have pinned.
+const PINNED_NAMES_MAX: u32 = 4;
 const HITS_DEFAULT: u32 = 10;
 const HITS_MAX: u32 = 100;
 const PAGE_DEFAULT: u32 = 100;
@@ -28,6 +30,8 @@ pub struct MemoryChoice {
     pub max_tokens: usize,
     /// The collections to look in; empty: all that the caller may read.
     pub collections: Vec<String>,
+    /// Names out of the pieces that are fixed in the answer, at most.
+    pub pinned_names: usize,
 }
 
 impl MemoryChoice {
@@ -36,7 +40,12 @@ impl MemoryChoice {
         let Some(wire) = wire else {
             return Ok(None);
         };
+        if wire.pinned_names > PINNED_NAMES_MAX {
+            let problem = format!("{} is more than {PINNED_NAMES_MAX}", wire.pinned_names);
+            return Err(invalid("memory.pinned_names", problem));
+        }
         let choice = Self {
+            pinned_names: wire.pinned_names as usize,
             max_tokens: wire.max_tokens.unwrap_or(MEMORY_TOKENS_DEFAULT) as usize,
             collections: collections("memory.collections", wire.collections)?,
         };
@@ -285,11 +294,18 @@ mod tests {
         let options = |max_tokens| v1::MemoryOptions {
             max_tokens,
             collections: vec!["a".to_owned()],
+            pinned_names: 4,
         };
         assert_eq!(MemoryChoice::checked(None).unwrap(), None);
         assert_eq!(MemoryChoice::checked(Some(options(Some(0)))).unwrap(), None);
         let usual = MemoryChoice::checked(Some(options(None))).unwrap().unwrap();
-        assert_eq!(usual.max_tokens, 512);
+        assert_eq!((usual.max_tokens, usual.pinned_names), (512, 4));
+        let names = v1::MemoryOptions {
+            pinned_names: 5,
+            ..Default::default()
+        };
+        let refused = MemoryChoice::checked(Some(names)).unwrap_err();
+        assert_eq!(refused.to_string(), "memory.pinned_names: 5 is more than 4");
         let many = v1::MemoryOptions {
             collections: vec!["a".to_owned(); 65],
             ..Default::default()

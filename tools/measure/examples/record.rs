@@ -475,6 +475,8 @@ fn event_line(event: &Event, text: &mut String) {
         }
         // The recorded models have no latents.
         Event::Thought(_) => {}
+        // Nor has what they are asked for any pins without a position.
+        Event::Placed(_) => {}
         // Notices are prose, which may change.
         Event::Notice(_) => text.push_str("notice\n"),
         Event::ScoreProgress { .. } | Event::Finished(_) => {}

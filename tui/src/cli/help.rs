@@ -410,6 +410,7 @@ Examples:
   sluice generate --policy threshold:t=0.8 --temperature 0.7 --seed 1 \"Tell me a story.\"
   sluice generate --preset balanced \"Tell me a story.\"
   sluice generate --pin \"0:The end\" \"How do stories begin?\"
+  sluice generate --pin \"any:lighthouse\" \"Tell me a story.\"
   sluice generate --tokens 1,2,3 --length 32 --json
   fortune | sluice generate -
 

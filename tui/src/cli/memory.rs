@@ -163,6 +163,9 @@ pub struct MemoryArgs {
     /// The same, only from this collection; may be repeated
     #[arg(long, value_name = "NAME", help_heading = "Memory")]
     pub memory_collection: Vec<String>,
+    /// Masked diffusion models: pin so many names out of these texts in the answer, each where the model finds it likeliest; at most 4 [default: 0]
+    #[arg(long, value_name = "N", help_heading = "Memory")]
+    pub memory_names: Option<u32>,
 }
 
 impl MemoryArgs {
@@ -170,11 +173,15 @@ impl MemoryArgs {
     pub fn apply(&self, request: &mut v1::GenerateRequest) {
         let is_asked = match self.memory {
             Some(tokens) => tokens > 0,
-            None => !self.memory_collection.is_empty(),
+            None => {
+                !self.memory_collection.is_empty()
+                    || self.memory_names.is_some_and(|names| names > 0)
+            }
         };
         request.memory = is_asked.then(|| MemoryOptions {
             max_tokens: self.memory,
             collections: self.memory_collection.clone(),
+            pinned_names: self.memory_names.unwrap_or(0),
         });
     }
 
@@ -290,9 +297,13 @@ mod tests {
             Some(MemoryOptions {
                 max_tokens,
                 collections,
+                pinned_names: 0,
             })
         };
         assert_eq!(asked(&["hi"]), None);
+        let names = asked(&["--memory-names", "2", "hi"]).unwrap();
+        assert_eq!((names.pinned_names, names.max_tokens), (2, None));
+        assert_eq!(asked(&["--memory-names=0", "hi"]), None);
         assert_eq!(asked(&["--memory", "hi"]), options(Some(512), &[]));
         assert_eq!(asked(&["--memory=64", "hi"]), options(Some(64), &[]));
         assert_eq!(asked(&["--memory=0", "hi", "--memory-collection=a"]), None);

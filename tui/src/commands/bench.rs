@@ -241,6 +241,7 @@ async fn one(
                 | Event::Queued(_)
                 | Event::BlockDone(_)
                 | Event::Notice(_)
+                | Event::Placed(_)
                 | Event::Thought(_),
             )
             | None => {}

@@ -27,7 +27,7 @@ use crate::{
     live::Live,
     memory, operations,
     output::{Failure, ProgressLine, StandardOutput, dim},
-    thinking,
+    placing, thinking,
 };
 
 /// How long an interrupted client waits for the daemon to confirm the cancellation. The end of
@@ -320,6 +320,7 @@ fn talk(kind: &Event) -> Vec<String> {
             warnings.chain(used).collect()
         }
         Event::Notice(notice) => vec![format!("note: {}", notice.text)],
+        Event::Placed(placed) => placing::lines(placed),
         Event::Thought(thought) if thought.is_last => vec![thinking::last(thought)],
         _ => Vec::new(),
     }

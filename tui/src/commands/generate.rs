@@ -37,9 +37,10 @@ pub(super) fn request(arguments: &Generate) -> Result<GenerateRequest, Failure> 
             )
         }
     };
-    let pin = |(position, text): &(u32, String)| CanvasPin {
-        position: *position,
+    let pin = |(position, text): &(Option<u32>, String)| CanvasPin {
+        position: position.unwrap_or_default(),
         content: Some(Content::Text(text.clone())),
+        anywhere: position.is_none(),
     };
     let mut request = GenerateRequest {
         model: arguments.asked.name(),

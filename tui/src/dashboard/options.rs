@@ -18,7 +18,7 @@ use super::line::EditLine;
 use crate::cli::{Cli, Command, Generate};
 
 /// Flags that the form has, in its order.
-pub const NAMES: [&str; 24] = [
+pub const NAMES: [&str; 25] = [
     "length",
     "preset",
     "policy",
@@ -41,6 +41,7 @@ pub const NAMES: [&str; 24] = [
     PRIOR,
     "memory",
     COLLECTIONS,
+    "memory-names",
     "stop",
     "system",
 ];
@@ -48,7 +49,7 @@ pub const NAMES: [&str; 24] = [
 /// Separates the values of a flag that may be repeated.
 const BETWEEN: &str = " | ";
 /// Fields that only one kind of model accepts.
-const KINDS: [(&str, ModelKind); 14] = [
+const KINDS: [(&str, ModelKind); 15] = [
     ("preset", ModelKind::MaskedDiffusion),
     ("policy", ModelKind::MaskedDiffusion),
     ("kv-cache", ModelKind::MaskedDiffusion),
@@ -58,6 +59,7 @@ const KINDS: [(&str, ModelKind); 14] = [
     ("steps", ModelKind::MaskedDiffusion),
     ("guidance", ModelKind::MaskedDiffusion),
     ("remasking", ModelKind::MaskedDiffusion),
+    ("memory-names", ModelKind::MaskedDiffusion),
     ("top-k", ModelKind::Autoregressive),
     ("top-p", ModelKind::Autoregressive),
     ("min-p", ModelKind::Autoregressive),

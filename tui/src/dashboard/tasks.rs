@@ -463,6 +463,7 @@ fn id(kind: &generation_event::Event) -> u64 {
         Event::BlockDone(event) => event.request_id,
         Event::Notice(event) => event.request_id,
         Event::Thought(event) => event.request_id,
+        Event::Placed(event) => event.request_id,
         Event::Done(event) => event.request_id,
         // A request that waits for a load has no id yet; events of one without an id are matched by their serial.
         Event::Loading(_) => 0,

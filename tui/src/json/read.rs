@@ -140,6 +140,13 @@ impl RunBounds {
                 self.thoughts += 1;
                 at_most("steps of inference", self.thoughts)?;
             }
+            Event::Placed(placed) => {
+                at_most("texts", placed.texts.len())?;
+                let texts = placed.texts.iter();
+                texts
+                    .map(|text| &text.tokens[..])
+                    .try_for_each(tokens_at_most)?;
+            }
             Event::Notice(_) | Event::Loading(_) => {}
         }
         Ok(())
@@ -196,6 +203,7 @@ fn parse(line: &[u8]) -> Result<Option<Event>, LineError> {
         "block_done" => Event::BlockDone(json(line)?),
         "notice" => Event::Notice(json(line)?),
         "thought" => Event::Thought(json(line)?),
+        "placed" => Event::Placed(json(line)?),
         "done" => Event::Done(done(line)?),
         "loading" => Event::Loading(json(line)?),
         _ => return Ok(None),
@@ -288,10 +296,11 @@ fn at_most(what: &str, count: usize) -> Result<(), String> {
 mod tests {
     use sluice_proto::v1::{
         CanvasGrowth, CanvasPin, DecodingPreset, FinishReason, GenerationBlock, GenerationLoading,
-        GenerationNotice, GenerationPass, GenerationQueued, KvCacheMode, KvCacheReuse, Level,
-        MemoryHit, MemoryPiece, MemoryRanking, MemorySource, MemorySourceKind, PassPhases,
-        PromptMemory, ResolvedSetting, Speculation, SpeculationKind, TokenIds, TokenLogprobs,
-        TokenState, TopLogprob, UsedPiece, WeightSwitch, canvas_pin::Content,
+        GenerationNotice, GenerationPass, GenerationPlaced, GenerationQueued, KvCacheMode,
+        KvCacheReuse, Level, MemoryHit, MemoryPiece, MemoryRanking, MemorySource, MemorySourceKind,
+        PassPhases, PlacedText, PromptMemory, ResolvedSetting, Speculation, SpeculationKind,
+        TokenIds, TokenLogprobs, TokenState, TopLogprob, UsedPiece, WeightSwitch,
+        canvas_pin::Content,
     };
 
     use super::*;
@@ -425,6 +434,7 @@ mod tests {
                     tokens: 20,
                     ranking: MemoryRanking::Hybrid.into(),
                     elapsed_ms: 1.5,
+                    names: vec!["Mia".into()],
                 }),
             }),
             Event::Notice(GenerationNotice {
@@ -540,6 +550,15 @@ mod tests {
             }],
             ..Default::default()
         }));
+        events.push(Event::Placed(GenerationPlaced {
+            request_id: 9,
+            texts: vec![PlacedText {
+                tokens: vec![CanvasToken::default()],
+                mean_logprob: -1.5,
+                is_name: true,
+            }],
+            without_room: vec!["kite".into()],
+        }));
         events.push(Event::Done(GenerationDone {
             edits: 2,
             ..Default::default()
@@ -555,6 +574,7 @@ mod tests {
         let pin = |content| CanvasPin {
             position: 3,
             content: Some(content),
+            anywhere: false,
         };
         let ids = vec![1, 2];
         let started = Event::Started(GenerationStarted {
@@ -565,7 +585,10 @@ mod tests {
                 pins: vec![
                     pin(Content::Text("a".into())),
                     pin(Content::Tokens(TokenIds { ids })),
-                    CanvasPin::default(),
+                    CanvasPin {
+                        anywhere: true,
+                        ..Default::default()
+                    },
                 ],
                 kv_cache: Some(KvCacheReuse {
                     mode: KvCacheMode::Vicinity.into(),

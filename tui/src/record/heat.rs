@@ -130,8 +130,7 @@ impl Recording {
             }
         }
         let mut pinned = vec![false; visible];
-        let pins = self.canvas.started.iter().flat_map(|s| &s.pinned);
-        for offset in pins.filter_map(|pin| at(pin.position)) {
+        for offset in self.canvas.pinned().filter_map(|pin| at(pin.position)) {
             pinned[offset] = true;
         }
 

@@ -29,6 +29,7 @@ fn answer_with_memory() -> Vec<ScriptStep> {
         tokens: 90,
         ranking: MemoryRanking::Hybrid.into(),
         elapsed_ms: 2.0,
+        ..Default::default()
     };
     let started = script.iter_mut().find_map(|step| match step {
         ScriptStep::Send(Event::Started(started)) => Some(started),
@@ -337,6 +338,7 @@ fn a_prompt_takes_memory_along_and_says_what() {
         Some(MemoryOptions {
             max_tokens,
             collections,
+            pinned_names: 0,
         })
     };
     let asked: Vec<_> = seen.generate.iter().map(|asked| &asked.memory).collect();

@@ -103,7 +103,8 @@ pub(in super::super) fn progress(
         return vec![say(words, Role::Committed)];
     };
     let blocks_done = u32::try_from(canvas.blocks.len()).unwrap_or(u32::MAX);
-    let speed = speed(started, pass);
+    let pinned = canvas.pinned().count();
+    let speed = speed(pinned, pass);
     if !is_roomy {
         let place = format!(
             "block {blocks_done}/{} pass {}/{}",
@@ -111,7 +112,7 @@ pub(in super::super) fn progress(
             pass.passes,
             started.steps()
         );
-        let left = left_ms(started, pass);
+        let left = left_ms(started, pinned, pass);
         let left = left.map(|ms| format!("{} left", units::duration_ms(ms)));
         let first = [Some(place), left, Some(speed)].into_iter().flatten();
         let first = first.collect::<Vec<_>>().join(" · ");
@@ -138,7 +139,7 @@ pub(in super::super) fn progress(
         spans.push(Span::raw(format!(" {part} of {whole}{more}")));
         Line::from(spans)
     };
-    let left = match left_ms(started, pass) {
+    let left = match left_ms(started, pinned, pass) {
         Some(ms) => format!(", {} left", units::duration_ms(ms)),
         None => String::new(),
     };
@@ -205,15 +206,15 @@ fn result(done: &GenerationDone, limit: Option<AnswerLimit>) -> String {
     )
 }
 
-/// Positions that passes have filled so far, without pinned ones.
-fn filled(started: &GenerationStarted, pass: &GenerationPass) -> u32 {
-    let pinned = u32::try_from(started.pinned.len()).unwrap_or(u32::MAX);
+/// Positions that passes have filled so far, without so many that are pinned.
+fn filled(pinned: usize, pass: &GenerationPass) -> u32 {
+    let pinned = u32::try_from(pinned).unwrap_or(u32::MAX);
     pass.committed_positions.saturating_sub(pinned)
 }
 
-fn speed(started: &GenerationStarted, pass: &GenerationPass) -> String {
+fn speed(pinned: usize, pass: &GenerationPass) -> String {
     let passes = f64::from(pass.passes.max(1));
-    let filled = f64::from(filled(started, pass));
+    let filled = f64::from(filled(pinned, pass));
     let mut words = format!(
         "{} a pass · {:.2} tokens a pass",
         pass_duration(pass.elapsed_ms / passes),
@@ -273,9 +274,9 @@ fn resolved_settings(started: &GenerationStarted, pass: Option<&GenerationPass>)
 }
 
 /// Time left in milliseconds by the pace so far; before there is a pace, the daemon's estimate.
-fn left_ms(started: &GenerationStarted, pass: &GenerationPass) -> Option<f64> {
+fn left_ms(started: &GenerationStarted, pinned: usize, pass: &GenerationPass) -> Option<f64> {
     let left = started.length.saturating_sub(pass.committed_positions);
-    let filled = filled(started, pass);
+    let filled = filled(pinned, pass);
     if pass.passes >= PACE_PASSES && filled > 0 {
         return Some(pass.elapsed_ms / f64::from(filled) * f64::from(left));
     }
@@ -379,25 +380,23 @@ mod tests {
             elapsed_ms: 4_000.0,
             ..Default::default()
         };
-        assert_eq!(left_ms(&started(), &pass), Some(6_000.0));
+        assert_eq!(left_ms(&started(), 0, &pass), Some(6_000.0));
         pass.passes = 10;
         pass.committed_positions = 50;
-        assert_eq!(left_ms(&started(), &pass), Some(4_000.0));
+        assert_eq!(left_ms(&started(), 0, &pass), Some(4_000.0));
         let unknown = GenerationStarted {
             estimated_ms: None,
             ..started()
         };
         pass.passes = 1;
-        assert_eq!(left_ms(&unknown, &pass), None);
+        assert_eq!(left_ms(&unknown, 0, &pass), None);
     }
 
     #[test]
     fn an_edit_counts_the_positions_that_it_fills() {
         // 128 tokens of which 26 are written anew.
-        let fixed = sluice_proto::v1::CanvasToken::default();
         let started = GenerationStarted {
             length: 128,
-            pinned: vec![fixed; 102],
             ..Default::default()
         };
         let pass = GenerationPass {
@@ -407,10 +406,10 @@ mod tests {
             ..Default::default()
         };
         assert_eq!(
-            speed(&started, &pass),
+            speed(102, &pass),
             "100 ms a pass · 1.00 tokens a pass · 10.0 tokens/s"
         );
-        assert_eq!(left_ms(&started, &pass), Some(1_300.0));
+        assert_eq!(left_ms(&started, 102, &pass), Some(1_300.0));
         let done = GenerationDone {
             passes: 26,
             text_tokens: 128,

@@ -6,6 +6,7 @@ use super::{
     super::{event::Effect, state::DashboardState},
     chat,
 };
+use crate::placing;
 
 /// Takes an event of a request. `serial` is set if it came over the stream of a request of ours.
 pub(super) fn follow(
@@ -43,6 +44,7 @@ pub(super) fn follow(
     }
     match &kind {
         Event::Notice(notice) => state.tell(notice.text.clone()),
+        Event::Placed(placed) => state.tell(placing::lines(placed).join("; ")),
         Event::Started(started) if !started.warnings.is_empty() => {
             state.tell(started.warnings.join("; "));
         }
