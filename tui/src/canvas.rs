@@ -252,7 +252,44 @@ pub fn ids_text(ids: &[u32]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use sluice_proto::v1::PlacedText;
+
     use super::*;
+
+    #[test]
+    fn what_has_found_a_place_is_pinned_ahead() {
+        let at = |position, id| CanvasToken {
+            position,
+            id: Some(id),
+            state: TokenState::Pinned.into(),
+            ..Default::default()
+        };
+        let mut canvas = Canvas::default();
+        canvas.apply(Event::Started(GenerationStarted {
+            length: 4,
+            pinned: vec![at(0, 7)],
+            ..Default::default()
+        }));
+        let ids = |canvas: &Canvas| {
+            canvas
+                .ahead()
+                .iter()
+                .map(|token| token.id)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(ids(&canvas), [Some(7), None, None, None]);
+        canvas.apply(Event::Placed(GenerationPlaced {
+            texts: vec![PlacedText {
+                tokens: vec![at(2, 8), at(3, 9)],
+                ..Default::default()
+            }],
+            ..Default::default()
+        }));
+        assert_eq!(ids(&canvas), [Some(7), None, Some(8), Some(9)]);
+        assert_eq!(canvas.pinned().count(), 3);
+        // A picture of an earlier block has them, too.
+        assert_eq!(canvas.before(0).ahead(), canvas.ahead());
+    }
 
     fn token(state: TokenState, piece: &[u8]) -> CanvasToken {
         CanvasToken {

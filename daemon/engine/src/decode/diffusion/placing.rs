@@ -76,27 +76,34 @@ impl Placing {
     /// earlier text.
     fn places(&self, groups: &[AnywherePins]) -> Vec<PlacedText> {
         let mut free = self.masked.clone();
+        // Those of them that touch no text, so that the model can write something between two.
+        let mut apart = self.masked.clone();
         let mut placed = Vec::new();
         for (group, AnywherePins { texts, most }) in groups.iter().enumerate() {
-            let best = texts.iter().map(|text| self.best(text, &free));
-            let mut best: Vec<Option<Place>> = best.collect();
+            let best = |text: &[u32], free: &[usize], apart: &[usize]| {
+                self.best(text, apart).or_else(|| self.best(text, free))
+            };
+            let mut open: Vec<Option<Place>> =
+                (texts.iter().map(|text| best(text, &free, &apart))).collect();
             for _ in 0..*most {
-                let open = best.iter().enumerate();
-                let open = open.filter_map(|(text, place)| Some((text, (*place)?)));
-                let first = open.reduce(|first, next| match is_better(&next.1, &first.1) {
+                let found = open.iter().enumerate();
+                let found = found.filter_map(|(text, place)| Some((text, (*place)?)));
+                let first = found.reduce(|first, next| match is_better(&next.1, &first.1) {
                     true => next,
                     false => first,
                 });
                 let Some((text, place)) = first else {
                     break;
                 };
-                let taken = place.position..place.position + texts[text].len();
-                free.retain(|position| !taken.contains(position));
+                let end = place.position + texts[text].len();
+                let around = place.position.saturating_sub(1)..end + 1;
+                free.retain(|position| !(place.position..end).contains(position));
+                apart.retain(|position| !around.contains(position));
                 // Stays so: room only becomes less.
-                best[text] = None;
-                for (text, place) in texts.iter().zip(&mut best) {
-                    if place.is_some_and(|place| meets(&place, text, &taken)) {
-                        *place = self.best(text, &free);
+                open[text] = None;
+                for (text, place) in texts.iter().zip(&mut open) {
+                    if place.is_some_and(|place| meets(&place, text, &around)) {
+                        *place = best(text, &free, &apart);
                     }
                 }
                 placed.push(PlacedText {
