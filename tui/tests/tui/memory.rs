@@ -5,8 +5,9 @@ use std::fs;
 use fake_daemon::{ChangeScript, FakeDaemon, ScriptStep, generation_events, hits};
 use serde_json::Value;
 use sluice_proto::v1::{
-    GenerationStarted, MemoryOptions, MemoryRanking, MemoryReader, MemorySourceKind, PromptMemory,
-    UsedPiece, generation_event::Event, remove_sources_request::What,
+    CanvasToken, GenerationPlaced, GenerationStarted, MemoryOptions, MemoryRanking, MemoryReader,
+    MemorySourceKind, PlacedText, PromptMemory, UsedPiece, generate_request::Decoding,
+    generation_event::Event, remove_sources_request::What,
 };
 
 use crate::daemon::Daemon;
@@ -346,6 +347,42 @@ fn a_prompt_takes_memory_along_and_says_what() {
         asked,
         [&options(Some(512), &[]), &options(Some(64), &["a"]), &None]
     );
+}
+
+#[test]
+fn pinned_names_are_asked_for_and_told_with_their_places() {
+    let mut script = answer_with_memory();
+    let token = |position, piece: &str| CanvasToken {
+        position,
+        piece: piece.as_bytes().to_vec(),
+        ..Default::default()
+    };
+    let placed = GenerationPlaced {
+        texts: vec![PlacedText {
+            tokens: vec![token(3, " Anna"), token(4, " Karenina")],
+            mean_logprob: -1.5,
+            is_name: true,
+        }],
+        ..Default::default()
+    };
+    let is_started = |step: &ScriptStep| matches!(step, ScriptStep::Send(Event::Started(_)));
+    let started = script.iter().position(is_started).unwrap();
+    script.insert(started + 1, ScriptStep::Send(Event::Placed(placed)));
+    let fake = FakeDaemon::start(script);
+    let output = fake.output(&["generate", "--memory-names", "2", "--pin", "any:lake", "hi"]);
+    assert_eq!(stdout(&output), "well\n");
+    let line =
+        "pinned \"Anna Karenina\" at 3 to 4, mean log-probability -1.50; a name out of memory";
+    let told = stderr(&output);
+    assert!(told.lines().any(|found| found == line), "{told}");
+    let seen = fake.seen.lock().unwrap();
+    let asked = &seen.generate[0];
+    assert_eq!(asked.memory.as_ref().unwrap().pinned_names, 2);
+    let Some(Decoding::Diffusion(diffusion)) = &asked.decoding else {
+        panic!("{asked:?}");
+    };
+    let pin = &diffusion.pins[0];
+    assert_eq!((pin.anywhere, pin.position), (true, 0));
 }
 
 #[test]
