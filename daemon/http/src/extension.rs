@@ -13,6 +13,7 @@ use sluice_shared::{
 
 use crate::{
     fields::fields,
+    generation::Ended,
     limits::{REQUEST_TIMEOUT_MAX, TEXTS_MAX},
     values::{Few, Switch, Word},
 };
@@ -48,6 +49,7 @@ fields! {
     /// A text fixed from the start.
     pub(crate) struct Pin {
         honoured position: u32 = "counted from the first position to fill",
+        honoured anywhere: bool = "it stands where the model finds it likeliest, instead of at a position ([pins](decoding.md#pins-without-a-position))",
         honoured text: String = "what stands there",
     }
 }
@@ -57,6 +59,7 @@ fields! {
     pub(crate) struct Memory {
         honoured max_tokens: u32 = "tokens of the prompt that the pieces may take together; 0: none; absent: 512",
         honoured collections: Few<String, TEXTS_MAX> = "names of the collections to look in, at most 64; absent: all that the caller may read",
+        honoured pinned_names: u32 = "masked diffusion: so many [names](remembering.md#names-in-the-answer) out of the pieces are pinned in the answer, at most 4",
     }
 }
 
@@ -66,6 +69,7 @@ impl Memory {
         v1::MemoryOptions {
             max_tokens: self.max_tokens,
             collections: collections.cloned().collect(),
+            pinned_names: self.pinned_names.unwrap_or_default(),
         }
     }
 }
@@ -187,7 +191,7 @@ impl Extension {
             .map(|pin| v1::CanvasPin {
                 position: pin.position.unwrap_or_default(),
                 content: (pin.text.clone()).map(v1::canvas_pin::Content::Text),
-                anywhere: false,
+                anywhere: pin.anywhere.unwrap_or_default(),
             });
         let mut options = v1::DiffusionOptions {
             steps: self.steps,
@@ -231,6 +235,9 @@ pub(crate) struct AnswerFacts {
     /// What of memory stands in the prompt, where it was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     memory: Option<v1::PromptMemory>,
+    /// Where texts without a position stand.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    placed: Option<v1::GenerationPlaced>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     warnings: Vec<String>,
 }
@@ -247,7 +254,7 @@ impl AnswerFacts {
     pub(crate) fn new(
         started: &v1::GenerationStarted,
         level: v1::Level,
-        done: &v1::GenerationDone,
+        Ended { done, placed }: &Ended,
     ) -> Self {
         let resolved = started.settings.iter().cloned().map(|setting| {
             let v1::ResolvedSetting {
@@ -274,6 +281,7 @@ impl AnswerFacts {
             settings: resolved.collect(),
             diffusion: started.diffusion.clone(),
             memory: started.memory.clone(),
+            placed: placed.clone(),
             warnings: started.warnings.clone(),
         }
     }

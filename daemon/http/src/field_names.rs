@@ -35,10 +35,11 @@ const NAMES: [(&str, [&str; 4]); 16] = [
 ];
 
 /// Fields that all APIs have under the key `sluice`, beside the options of masked diffusion, whose names are the same there.
-const OWN_NAMES: [(&str, &str); 8] = [
+const OWN_NAMES: [(&str, &str); 9] = [
     ("block_length", "sluice.block_length"),
     ("memory", "sluice.memory"),
     ("memory.collections", "sluice.memory.collections"),
+    ("memory.pinned_names", "sluice.memory.pinned_names"),
     ("sampling.greedy", "sluice.greedy"),
     ("sampling.eos_policy", "sluice.eos_policy"),
     ("thinking", "sluice"),

@@ -31,6 +31,8 @@ pub(crate) struct Generation {
     infill: Option<Infill>,
     /// Those of the canvas.
     positions: u32,
+    /// Where texts without a position stand, once that is known.
+    placed: Option<v1::GenerationPlaced>,
 }
 
 /// The texts on both sides of one that is put in between. The daemon's text has them, too.
@@ -70,7 +72,16 @@ pub(crate) enum Progress {
     /// A picture of the open block, and what is new of the text that stays.
     Picture(Box<v1::GenerationPass>, Piece),
     /// Nothing follows. With the rest of the text.
-    Done(Box<v1::GenerationDone>, Piece),
+    Done(Box<Ended>, Piece),
+}
+
+/// How a generation ended.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    /// What it came to.
+    pub(crate) done: v1::GenerationDone,
+    /// Where texts without a position came to stand, if there were any.
+    pub(crate) placed: Option<v1::GenerationPlaced>,
 }
 
 /// More text, which stays as it is.
@@ -126,6 +137,7 @@ impl Generation {
                 tokens: TokenQueue::default(),
                 infill,
                 positions: 0,
+                placed: None,
             }),
             _ => Err(Failure::unexpected("a request did not begin in the queue")),
         }
@@ -173,14 +185,13 @@ impl Generation {
                     }
                     let text = self.more(text)?;
                     let tokens = self.tokens.rest(done.text_tokens);
-                    return Ok(Progress::Done(Box::new(done), Piece { text, tokens }));
+                    let placed = self.placed.take();
+                    let ended = Box::new(Ended { done, placed });
+                    return Ok(Progress::Done(ended, Piece { text, tokens }));
                 }
                 Event::BlockDone(block) => self.tokens.add(&block.tokens),
-                Event::Queued(_)
-                | Event::Loading(_)
-                | Event::Notice(_)
-                | Event::Placed(_)
-                | Event::Thought(_) => {}
+                Event::Placed(placed) => self.placed = Some(placed),
+                Event::Queued(_) | Event::Loading(_) | Event::Notice(_) | Event::Thought(_) => {}
             }
         }
     }

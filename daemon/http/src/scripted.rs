@@ -309,7 +309,7 @@ async fn fields_become_those_of_the_schema() {
 
     let request = chat(json!({"sluice": {
         "preset": "fast", "policy": "threshold:t=0.8", "steps": 7, "guidance": 1.5, "remasking": "margin",
-        "pins": [{"position": 2, "text": "b"}], "kv_cache": "dual", "suffix_window": 8, "canvas_growth": "append",
+        "pins": [{"position": 2, "text": "b"}, {"anywhere": true, "text": "c"}], "kv_cache": "dual", "suffix_window": 8, "canvas_growth": "append",
         "speculation": "draft:branches=2", "greedy": true,
     }}));
     let (status, body) = http.post("/v1/chat/completions", &request).await;
@@ -323,16 +323,17 @@ async fn fields_become_those_of_the_schema() {
     assert_eq!((diffusion.steps, diffusion.guidance), (Some(7), Some(1.5)));
     assert_eq!(diffusion.suffix_window, Some(8));
     assert_eq!(diffusion.pins[0].position, 2);
+    assert!(!diffusion.pins[0].anywhere && diffusion.pins[1].anywhere);
     assert_eq!(diffusion.policy.unwrap().parameters["t"], 0.8);
     assert_eq!(diffusion.kv_cache.unwrap().mode(), v1::KvCacheMode::Dual);
     assert_eq!(diffusion.speculation.unwrap().branches, Some(2));
 
     for (memory, expected) in [
-        (json!(true), Some((None, vec![]))),
-        (json!({}), Some((None, vec![]))),
+        (json!(true), Some((None, vec![], 0))),
+        (json!({}), Some((None, vec![], 0))),
         (
-            json!({"max_tokens": 64, "collections": ["notes"]}),
-            Some((Some(64), vec!["notes".to_owned()])),
+            json!({"max_tokens": 64, "collections": ["notes"], "pinned_names": 2}),
+            Some((Some(64), vec!["notes".to_owned()], 2)),
         ),
         (json!(false), None),
         (json!(null), None),
@@ -341,7 +342,13 @@ async fn fields_become_those_of_the_schema() {
         let (status, body) = http.post("/v1/chat/completions", &request).await;
         assert_eq!(status, 200, "{body}");
         let asked = http.asked().memory;
-        let asked = asked.map(|options| (options.max_tokens, options.collections));
+        let asked = asked.map(|options| {
+            (
+                options.max_tokens,
+                options.collections,
+                options.pinned_names,
+            )
+        });
         assert_eq!(asked, expected, "{memory}");
     }
 

@@ -126,6 +126,38 @@ async fn answers_tell_what_stands_in_their_prompts_as_grpc_does() {
 }
 
 #[tokio::test]
+async fn answers_tell_where_texts_without_a_position_stand() {
+    let http = remembering().await;
+    for sluice in [
+        json!({"pins": [{"text": "Lindenau", "anywhere": true}]}),
+        json!({"memory": {"pinned_names": 1}}),
+    ] {
+        let question = json!([{"role": "user", "content": "When does the pool open?"}]);
+        let more = json!({"messages": question, "max_tokens": 32, "sluice": sluice});
+        for (path, stream) in [
+            ("/v1/chat/completions", false),
+            ("/v1/chat/completions", true),
+            ("/api/chat", false),
+        ] {
+            let mut request = ask(more.clone());
+            request["stream"] = stream.into();
+            let answer = http.post(path, &request).await;
+            assert_eq!(answer.status, 200, "{}", answer.body);
+            let facts = match (path, stream) {
+                ("/api/chat", _) => answer.lines().last().unwrap()["sluice"].clone(),
+                (_, true) => answer.events().last().unwrap()["choices"][0]["sluice"].clone(),
+                (_, false) => answer.json()["choices"][0]["sluice"].clone(),
+            };
+            let texts = facts["placed"]["texts"].as_array().unwrap();
+            assert_eq!(texts.len(), 1, "{sluice}: {facts}");
+            let tokens = texts[0]["tokens"].as_array().unwrap();
+            let positions: Vec<_> = tokens.iter().map(|token| &token["position"]).collect();
+            assert!(!positions.is_empty() && positions.iter().all(|place| place.is_u64()));
+        }
+    }
+}
+
+#[tokio::test]
 async fn what_memory_cannot_do_is_refused_by_name() {
     let http = remembering().await;
     let raw = json!({"prompt": "a", "sluice": {"memory": true}});
@@ -159,6 +191,12 @@ async fn what_memory_cannot_do_is_refused_by_name() {
             400,
             Some("sluice"),
             "sluice: memory: collections: ",
+        ),
+        (
+            json!({"pinned_names": 5}),
+            400,
+            Some("sluice.memory.pinned_names"),
+            "5 is more than 4",
         ),
         (
             json!({"ranking": "words"}),

@@ -17,7 +17,7 @@ use crate::{
     extension::AnswerFacts,
     failure::Failure,
     field_names::TextApi,
-    generation::{Generation, Infill, Piece, Progress},
+    generation::{Ended, Generation, Infill, Piece, Progress},
     logprobs::TokenLogprob,
     services::Services,
     streaming::{self, Answer},
@@ -236,7 +236,7 @@ impl Course {
                     begun.read.get_or_insert_with(Instant::now);
                     self.text(piece);
                 }
-                Progress::Done(done, rest) => {
+                Progress::Done(ended, rest) => {
                     self.text(rest);
                     let (text, calls) = self.calls.as_mut().map(CallReader::end).unzip();
                     self.show(Piece {
@@ -246,7 +246,7 @@ impl Course {
                     if let Some(calls) = calls.filter(|calls| !calls.is_empty()) {
                         self.ready.push_back(Step::Calls(calls));
                     }
-                    let end = self.end(&done).ok_or_else(early)?;
+                    let end = self.end(&ended).ok_or_else(early)?;
                     self.ready.push_back(Step::End(end));
                 }
             }
@@ -266,7 +266,8 @@ impl Course {
         }
     }
 
-    fn end(&self, done: &v1::GenerationDone) -> Option<End> {
+    fn end(&self, ended: &Ended) -> Option<End> {
+        let done = &ended.done;
         let begun = self.begun.as_ref()?;
         let read = begun.read.unwrap_or(begun.at);
         Some(End {
@@ -280,7 +281,7 @@ impl Course {
             prompt_eval_duration: nanos(read - begun.at),
             eval_count: done.generated_tokens,
             eval_duration: nanos(read.elapsed()),
-            sluice: Box::new(AnswerFacts::new(&begun.started, begun.level, done)),
+            sluice: Box::new(AnswerFacts::new(&begun.started, begun.level, ended)),
         })
     }
 

@@ -23,7 +23,7 @@ use crate::{
     calls::{Call, CallReader},
     extension::{AnswerFacts, CanvasEvent},
     failure::Failure,
-    generation::{Generation, Infill, Piece, Progress},
+    generation::{Ended, Generation, Infill, Piece, Progress},
     logprobs::{TextLogprobs, TokenLogprob},
     services::Services,
     streaming::{self, Answer, LAST_EVENT},
@@ -160,7 +160,7 @@ fn head(shape: &Shape, operation: u64, started: &v1::GenerationStarted) -> Head 
 struct Finished {
     started: Box<v1::GenerationStarted>,
     level: v1::Level,
-    done: Box<v1::GenerationDone>,
+    ended: Box<Ended>,
     answer: Piece,
 }
 
@@ -178,14 +178,14 @@ async fn finish(mut generation: Generation) -> Result<Finished, Failure> {
                 level = pass.level();
                 answer.join(more);
             }
-            Progress::Done(done, more) => {
+            Progress::Done(ended, more) => {
                 let started =
                     begun.ok_or_else(|| Failure::unexpected("a request ended before it began"))?;
                 answer.join(more);
                 return Ok(Finished {
                     started,
                     level,
-                    done,
+                    ended,
                     answer,
                 });
             }
@@ -202,10 +202,11 @@ async fn whole(job: &Job, first: u64, generations: Vec<Generation>) -> Result<An
         let Finished {
             started,
             level,
-            done,
+            ended,
             answer,
         } = finished;
-        usage = usage.plus(prompt_tokens(job, index, &started), &done);
+        let done = &ended.done;
+        usage = usage.plus(prompt_tokens(job, index, &started), done);
         beginning.get_or_insert_with(|| head(&job.shape, first, &started));
         let before = job.shape.before(index);
         let logprobs = job.logprobs(&answer.tokens, &mut before.chars().count());
@@ -217,7 +218,7 @@ async fn whole(job: &Job, first: u64, generations: Vec<Generation>) -> Result<An
             }
             None => (answer.text, Vec::new()),
         };
-        let finish_reason = finish_reason(&done, !calls.is_empty());
+        let finish_reason = finish_reason(done, !calls.is_empty());
         let content = match &job.shape {
             Shape::Chat => Content::Message(Message {
                 role: "assistant",
@@ -232,7 +233,7 @@ async fn whole(job: &Job, first: u64, generations: Vec<Generation>) -> Result<An
             content,
             logprobs,
             finish_reason: Some(finish_reason),
-            sluice: Some(Box::new(AnswerFacts::new(&started, level, &done))),
+            sluice: Some(Box::new(AnswerFacts::new(&started, level, &ended))),
         });
     }
     let beginning = beginning.ok_or_else(|| Failure::unexpected("a request had no answer"))?;
@@ -355,15 +356,16 @@ impl EventStream {
                     self.picture(index, &pass);
                 }
             }
-            Progress::Done(done, more) => {
+            Progress::Done(ended, more) => {
                 self.text(index, more);
+                let done = &ended.done;
                 let has_calls = self.calls(index, done.request_id);
                 let begun = self.begun[index as usize].take();
                 let begun =
                     begun.ok_or_else(|| Failure::unexpected("a request ended before it began"))?;
-                let facts = AnswerFacts::new(&begun.started, begun.level, &done);
+                let facts = AnswerFacts::new(&begun.started, begun.level, &ended);
                 let prompt_tokens = prompt_tokens(&self.job, index, &begun.started);
-                self.usage = self.usage.plus(prompt_tokens, &done);
+                self.usage = self.usage.plus(prompt_tokens, done);
                 let content = match &self.job.shape {
                     Shape::Chat => Content::Delta(Delta::default()),
                     Shape::Text { .. } => Content::Text(String::new()),
