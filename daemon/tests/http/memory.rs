@@ -133,7 +133,7 @@ async fn answers_tell_where_texts_without_a_position_stand() {
         json!({"memory": {"pinned_names": 1}}),
     ] {
         let question = json!([{"role": "user", "content": "When does the pool open?"}]);
-        let more = json!({"messages": question, "max_tokens": 32, "sluice": sluice});
+        let more = json!({"messages": question, "sluice": sluice});
         for (path, stream) in [
             ("/v1/chat/completions", false),
             ("/v1/chat/completions", true),
