@@ -371,7 +371,7 @@ impl EventStream {
                     Shape::Text { .. } => Content::Text(String::new()),
                 };
                 self.piece(Choice {
-                    finish_reason: Some(finish_reason(&done, has_calls)),
+                    finish_reason: Some(finish_reason(done, has_calls)),
                     sluice: Some(Box::new(facts)),
                     ..choice(index, content)
                 });

@@ -143,7 +143,7 @@ fn about(state: &DashboardState, at: usize, info: &PresetInfo) -> Vec<(String, R
     let measured = match (sums.tokens_a_pass(), sums.tokens_a_second()) {
         (Some(pass), Some(second)) => format!(
             "measured: {pass:.1} tokens per pass, {second:.1} per second, over {} of all clients",
-            units::several(sums.requests, "request")
+            units::several(sums.requests.into(), "request")
         ),
         _ => "not measured yet: requests with this preset measure it".to_owned(),
     };
