@@ -239,7 +239,11 @@ impl Memory {
         let totals = opened(&mut state.store, path).and_then(|store| Ok(store.totals()?));
         match (totals, state.store.take()) {
             (Ok(totals), Some(store)) => {
-                state.store = Some(store.wipe()?);
+                match store.wipe() {
+                    Ok(store) => state.store = Some(store),
+                    Err(StoreError::Damaged { .. }) => Store::wipe_damaged(path)?,
+                    Err(error) => return Err(error.into()),
+                }
                 Ok((totals.sources, totals.pieces))
             }
             (Err(MemoryError::Store(StoreError::Damaged { .. })), store) => {

@@ -166,7 +166,7 @@ impl KnownRequests {
         if !record.has_ended() || !self.records.contains_key(&id) || is_settled {
             return forgotten;
         }
-        // The operation that it is a step of tells what became of it; there may be thousands.
+        // What it is a step of tells what became of it; there may be thousands.
         if record.is_step() {
             self.records.remove(&id);
             return vec![id];

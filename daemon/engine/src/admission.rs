@@ -429,6 +429,11 @@ impl Generate {
         } else if texts().count() > ANYWHERE_TEXTS_MAX {
             let count = texts().count();
             format!("{count} texts without a position exceed the limit of {ANYWHERE_TEXTS_MAX}")
+        } else if let Some(text) = texts().find(|text| text.len() > ANYWHERE_TEXT_TOKENS_MAX) {
+            format!(
+                "a text without a position has {} tokens, and the limit is {ANYWHERE_TEXT_TOKENS_MAX}",
+                text.len()
+            )
         } else if tokens.len() > ANYWHERE_TOKENS_MAX {
             format!(
                 "texts without a position have {} different tokens, and the limit is {ANYWHERE_TOKENS_MAX}",
@@ -674,6 +679,9 @@ const FIDELITY_ROWS_MAX: usize = 1024;
 
 /// Most texts without a position: each is looked for at all positions.
 pub const ANYWHERE_TEXTS_MAX: usize = 32;
+
+/// Most tokens of a text without a position: how likely each is is summed up at every position.
+pub const ANYWHERE_TEXT_TOKENS_MAX: usize = 64;
 
 /// Most different tokens of texts without a position, each of which is looked for at all positions.
 pub const ANYWHERE_TOKENS_MAX: usize = 64;

@@ -99,8 +99,8 @@ impl Store {
     /// Adds the next pieces. They are on disk when this returns.
     ///
     /// # Errors
-    /// When a vector has another length than the encoder's, or the file cannot be written: the import is then to be
-    /// abandoned.
+    /// When a vector has another length than the encoder's, the source's collection was removed meanwhile, or the file cannot be
+    /// written: the import is then to be abandoned.
     pub fn add_pieces(
         &mut self,
         import: &mut Import,
@@ -123,6 +123,10 @@ impl Store {
         } = *import;
         let mut add = || {
             let step = self.connection.transaction()?;
+            let is_wanted = "SELECT 1 FROM sources WHERE id = ?1 AND collection IS NOT NULL";
+            if !step.prepare(is_wanted)?.exists([source])? {
+                return Ok(false);
+            }
             let mut insert = step.prepare(
                 "INSERT INTO pieces (source, number, heading, text) VALUES (?1, ?2, ?3, ?4)",
             )?;
@@ -134,10 +138,13 @@ impl Store {
                 }
             }
             drop((insert, add_vector));
-            step.commit()
+            step.commit()?;
+            Ok(true)
         };
         let added = add();
-        self.checked(added)?;
+        if !self.checked(added)? {
+            return Err(StoreError::Removed);
+        }
         import.pieces += pieces.len() as u64;
         Ok(())
     }

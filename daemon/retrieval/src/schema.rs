@@ -38,7 +38,9 @@ const MIGRATIONS: [&str; 1] = ["
         bytes INTEGER NOT NULL,
         modified INTEGER,
         added INTEGER NOT NULL,
-        ready INTEGER NOT NULL
+        ready INTEGER NOT NULL,
+        -- 1: its pieces were deleted, and the index has their words until its segments are merged.
+        in_index INTEGER NOT NULL DEFAULT 0
     );
     CREATE INDEX sources_by_name ON sources (collection, name);
     CREATE TABLE pieces (

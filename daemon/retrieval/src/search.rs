@@ -215,19 +215,19 @@ impl Store {
         counts.sort_unstable();
         counts.dedup_by_key(|&mut (_, number)| number);
         let mut places = 0;
-        let found = counts.iter().map(|&(count, number)| {
+        let mut affordable = Vec::new();
+        for (count, number) in counts.into_iter().take(WORDS_MAX) {
+            if places > 0 && places + count > PLACES_MAX {
+                break;
+            }
             let (word, repeats) = &words[number as usize];
-            (count, word, (*repeats).min(REPEATS_MAX))
-        });
-        // BM25 counts a word as often as the query names it, and looks at all of its places each time.
-        let affordable = found.take(WORDS_MAX).take_while(|(count, _, repeats)| {
-            let is_first = places == 0;
-            places += count * *repeats as i64;
-            is_first || places <= PLACES_MAX
-        });
-        Ok(affordable
-            .flat_map(|(_, word, repeats)| std::iter::repeat_n(word.clone(), repeats))
-            .collect())
+            // BM25 counts a word as often as the query names it, and looks at all of its places each time.
+            let room = usize::try_from((PLACES_MAX - places) / count.max(1)).unwrap_or(0);
+            let repeats = (*repeats).min(REPEATS_MAX).min(room).max(1);
+            places += count * repeats as i64;
+            affordable.extend(std::iter::repeat_n(word.clone(), repeats));
+        }
+        Ok(affordable)
     }
 
     /// Pieces by the cosine of their vectors, the nearest first.

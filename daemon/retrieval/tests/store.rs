@@ -272,10 +272,15 @@ fn an_import_whose_place_is_gone_is_refused() {
     store.remove_collection("a").unwrap();
     assert!(matches!(store.finish(import), Err(StoreError::Removed)));
     let mut import = begin(&mut store);
+    store
+        .add_pieces(&mut import, &pieces(&["words"; 3]))
+        .unwrap();
     store.remove_collection("a").unwrap();
-    delete_removed(&mut store);
     let added = store.add_pieces(&mut import, &pieces(&["words"]));
     assert!(matches!(added, Err(StoreError::Removed)));
+    delete_removed(&mut store);
+    let added_later = store.add_pieces(&mut import, &pieces(&["words"]));
+    assert!(matches!(added_later, Err(StoreError::Removed)));
     let import = begin(&mut store);
     let mut store = store.wipe().unwrap();
     let other = add(&mut store, "b", "y", 1, &["kept words"]).unwrap();
@@ -322,7 +327,7 @@ fn no_text_is_left_of_what_is_removed() {
         .map(|number| format!("filler number {number} of many"))
         .collect();
     let fill: Vec<&str> = fill.iter().map(String::as_str).collect();
-    let remove: [fn(Store, i64) -> Store; 3] = [
+    let remove: [fn(Store, i64) -> Store; 4] = [
         |mut store, id| {
             store.remove_source(id).unwrap();
             store
@@ -330,6 +335,17 @@ fn no_text_is_left_of_what_is_removed() {
         |mut store, _| {
             store.remove_collection("secrets").unwrap();
             store
+        },
+        // Much at once, and a kill in the middle of it.
+        |mut store, _| {
+            let more = ["more of xyzzyplugh"; 20];
+            add(&mut store, "secrets", "more", 1, &more).unwrap();
+            store.remove_collection("secrets").unwrap();
+            store.delete_removed(1).unwrap();
+            store.delete_removed(1).unwrap();
+            let path = store.path().to_owned();
+            drop(store);
+            Store::open(&path).unwrap()
         },
         // What was not yet deleted of something that was removed goes, too.
         |mut store, id| {
@@ -345,6 +361,8 @@ fn no_text_is_left_of_what_is_removed() {
         store = remove(store, id);
         assert!(found(&mut store, &words("xyzzyplugh")).is_empty());
         delete_removed(&mut store);
+        let kept = found(&mut store, &words("filler")).len();
+        assert_eq!(kept, if number < 3 { 10 } else { 0 });
         for text in ["xyzzyplugh", "unspeakable password", "xyzzyp"] {
             assert!(!holds(folder.path(), text), "{number}: {text}");
         }

@@ -79,3 +79,27 @@ fn readers_are_numbers_that_mean_at_least_what_they_say() {
         assert_eq!(reader_of(unknown), v1::MemoryReader::Admin);
     }
 }
+
+#[test]
+fn a_damaged_file_is_wiped_if_it_was_a_store() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("m.sqlite");
+    let memory = || Memory::new(Some(path.clone()), EncoderChoice::Off);
+    let collections = |memory: &Memory| memory.write(|store| Ok(store.collections()?));
+    collections(&memory()).unwrap();
+    let whole = fs::read(&path).unwrap();
+    fs::write(&path, &whole[..whole.len() / 3]).unwrap();
+    let damaged = memory();
+    let refused = damaged.write(|store| Ok(store.totals()?));
+    assert!(matches!(
+        refused,
+        Err(MemoryError::Store(StoreError::Damaged { .. }))
+    ));
+    assert_eq!(damaged.wipe().unwrap(), (0, 0));
+    assert!(!path.exists());
+    assert!(collections(&damaged).unwrap().is_empty());
+    drop(damaged);
+    fs::write(&path, "something else, of which nothing may be lost").unwrap();
+    assert!(memory().wipe().is_err());
+    assert!(path.exists());
+}

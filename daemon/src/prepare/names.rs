@@ -118,6 +118,11 @@ fn is_start(word: &Word<'_>) -> bool {
     }
 }
 
+/// Whether a sentence begins behind a letter with a full stop, which looks like an initial: "Plan B. He left".
+fn is_sentence_start(before: &str, word: &Word<'_>) -> bool {
+    before.ends_with('.') && is_function_word(&word.text.to_lowercase())
+}
+
 /// Words that stand together as those of a name do.
 fn runs<'w, 'a>(words: &'w [Word<'a>]) -> Vec<&'w [Word<'a>]> {
     let mut runs = Vec::new();
@@ -129,7 +134,8 @@ fn runs<'w, 'a>(words: &'w [Word<'a>]) -> Vec<&'w [Word<'a>]> {
         }
         let mut end = next + 1;
         for (at, word) in words.iter().enumerate().skip(end) {
-            if !word.follows || word.begins || at - next >= WORDS_MAX {
+            let is_new = word.begins || is_sentence_start(words[at - 1].text, word);
+            if !word.follows || is_new || at - next >= WORDS_MAX {
                 break;
             }
             match word.kind {
@@ -238,6 +244,10 @@ mod tests {
         assert_eq!(
             of("at St. Louis, with Dr. Anna Öhm's cat"),
             ["St. Louis", "Dr. Anna Öhm"]
+        );
+        assert_eq!(
+            of("They chose Plan B. He left with Vitamin C. The pool was shut."),
+            ["Plan B.", "Vitamin C."]
         );
         // What joins others joins nothing at an end.
         assert_eq!(of("the end of Sparta of the south"), ["Sparta"]);

@@ -130,11 +130,11 @@ pub struct RequestRecord {
 struct RecordState {
     /// The engine gave it back, since its model was unloaded before its turn.
     is_given_back: bool,
-    /// It is a step of another operation.
+    /// It is a step of something else.
     is_step: bool,
     /// Keeps its model from being unloaded, from the submission to the end.
     in_use: Option<ModelInUse>,
-    /// Events that no reader misses: at most the blocks, the notices and three more.
+    /// Events that no reader misses: at most the blocks, the notices and four more.
     small: Vec<Arc<v1::GenerationEvent>>,
     notices: usize,
     picture: Option<LatestEvent>,
@@ -281,12 +281,12 @@ impl RequestRecord {
         self.operation.id()
     }
 
-    /// Marks the request as a step of another operation: it is forgotten when it ends.
+    /// Marks the request as a step of something else, such as an import or a search: it is forgotten when it ends.
     pub fn is_a_step(&self) {
         self.lock().is_step = true;
     }
 
-    /// Whether it is a step of another operation.
+    /// Whether it is a step of something else.
     #[must_use]
     pub fn is_step(&self) -> bool {
         self.lock().is_step

@@ -18,7 +18,7 @@ pub(super) struct CallTerms {
     pub(super) deadline: Option<Deadline>,
     /// Whether it waits where the engine's queue is full.
     pub(super) waits: bool,
-    /// Whether it is a step of an operation that is listed itself.
+    /// Whether it is a step of something else, and of no interest when it has ended.
     pub(super) is_step: bool,
     /// Counts its message as long as it is there; `None` for a call that came over no connection.
     pub(super) message: Option<HeldMessage>,

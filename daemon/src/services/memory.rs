@@ -185,11 +185,16 @@ impl MemoryService for Service {
         let removed = self.0.remembered(&terms, remove).await?;
         let missing = || Failure::from(MemoryError::from(missing));
         let (sources, pieces) = removed.ok_or_else(missing)?;
-        // It goes on when the caller doesn't wait.
-        let deleting = tokio::spawn(self.0.clone().delete_removed(caller.share()));
-        deleting.await.map_err(Failure::from)??;
+        // It is removed, whatever becomes of its text.
+        let deleted = self.0.clone().delete_removed(caller.share()).await;
+        let notice = |failure| format!("its text is still in the file: {failure}");
+        let notices = deleted.err().map(notice).into_iter().collect();
         tracing::info!(sources, pieces, "removed from memory");
-        Ok(Response::new(v1::RemoveSourcesResponse { sources, pieces }))
+        Ok(Response::new(v1::RemoveSourcesResponse {
+            sources,
+            pieces,
+            notices,
+        }))
     }
 
     async fn export_memory(

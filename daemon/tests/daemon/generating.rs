@@ -193,20 +193,20 @@ async fn a_text_that_may_stand_anywhere_is_told_where_it_stands() {
     // A pass for the place, and one for each token at most.
     assert!(done.passes <= 1 + 48 - pins);
 
-    // What finds no room beside what was placed before is told as well.
+    // What finds no room between other texts is told as well: a pin leaves too little on either side.
     let crowded = v1::GenerateRequest {
-        length: Some(pins + 1),
+        length: Some(2 * pins - 1),
         ..request
     }
     .diffused(|diffusion| {
-        let two = || v1::CanvasPin {
+        let between = v1::CanvasPin {
+            position: pins - 1,
             content: Some(v1::canvas_pin::Content::Tokens(v1::TokenIds {
                 ids: vec![9],
             })),
-            anywhere: true,
             ..Default::default()
         };
-        diffusion.pins = vec![two(), anywhere("red kite")];
+        diffusion.pins = vec![between, anywhere("red kite")];
     });
     let events = generate(&daemon, crowded).await.unwrap();
     let placed = events.iter().find_map(|event| match event {
@@ -214,7 +214,8 @@ async fn a_text_that_may_stand_anywhere_is_told_where_it_stands() {
         _ => None,
     });
     let placed = placed.unwrap();
-    assert_eq!(placed.texts.len() + placed.without_room.len(), 2);
+    assert!(placed.texts.is_empty());
+    assert_eq!(placed.without_room, [" red kite"]);
 }
 
 /// A text of which one word is written anew.

@@ -375,6 +375,62 @@ async fn an_import_that_is_killed_or_left_leaves_what_was_there() {
 }
 
 #[tokio::test]
+async fn what_is_removed_is_deleted_for_a_caller_that_leaves_and_ends_an_import() {
+    let folder = TempDir::new().unwrap();
+    let daemon = start(folder.path(), "llada-tiny").await;
+    let mut first = client(&daemon).await;
+    let zebra: String = (0..6000)
+        .map(|n| {
+            format!(
+                "Line {n} of zebra text.\n\n{}\n\n",
+                "more words ".repeat(80)
+            )
+        })
+        .collect();
+    imported(&mut first, &[("/d/zebra", zebra.as_bytes())]).await;
+    assert!(holds(folder.path(), "zebra"));
+    let remove = || v1::RemoveSourcesRequest {
+        what: Some(v1::remove_sources_request::What::Collection(
+            "notes".to_owned(),
+        )),
+    };
+    let mut leaving = client(&daemon).await;
+    let asked = tokio::spawn(async move { leaving.remove_sources(remove()).await });
+    until("the source to be gone", || async {
+        let texts = found(&mut first.clone(), "zebra", v1::MemoryRanking::Words).await;
+        texts.is_empty()
+    })
+    .await;
+    asked.abort();
+    until("its text to be gone", || async {
+        !holds(folder.path(), "zebra")
+    })
+    .await;
+
+    // Beside an import that goes on it comes to its end as well.
+    let (send, receive) = mpsc::channel(64);
+    for message in sources("notes", &[("/d/pool.md", POOL.as_bytes())]) {
+        send.send(message).await.unwrap();
+    }
+    let answer = first.import_sources(ReceiverStream::new(receive)).await;
+    let mut pictures = answer.unwrap().into_inner();
+    for message in messages([header("/d/next"), Part::Chunk(zebra.into_bytes())]) {
+        send.send(message).await.unwrap();
+    }
+    until("the first source to be there", || async {
+        let texts = found(&mut first.clone(), "Lindenau", v1::MemoryRanking::Words).await;
+        !texts.is_empty()
+    })
+    .await;
+    let removed = first.remove_sources(remove()).await.unwrap().into_inner();
+    assert!(removed.notices.is_empty(), "{removed:?}");
+    assert!(!holds(folder.path(), "Lindenau"));
+    drop(send);
+    let end = async { while let Ok(Some(_)) = pictures.message().await {} };
+    within("the import to end", end).await;
+}
+
+#[tokio::test]
 async fn a_source_may_be_larger_than_all_messages_together() {
     let folder = TempDir::new().unwrap();
     let daemon = start(folder.path(), "llada-tiny").await;

@@ -235,10 +235,12 @@ impl MemoryService for Service {
             remove_sources_request::What::SourceId(id) => RemoveSourcesResponse {
                 sources: 1,
                 pieces: find(*id)?.0.pieces,
+                notices: Vec::new(),
             },
             remove_sources_request::What::Collection(_) => RemoveSourcesResponse {
                 sources: 3,
                 pieces: 4,
+                notices: vec!["its text is still in the file: disk full".to_owned()],
             },
         };
         self.seen().forgotten.push(what);

@@ -191,6 +191,11 @@ async fn remove(
                 true => out.json(&Removal::of(&what, &removed))?,
                 false => out.line(&removal(&what, &removed))?,
             }
+            if !arguments.json {
+                for notice in &removed.notices {
+                    dim(&format!("note: {}", sanitise_line(notice)));
+                }
+            }
         }
         Ok(())
     })

@@ -29,7 +29,7 @@ impl Daemon {
         }
     }
 
-    /// A vector of each text, as requests like anybody's: in the caller's turn, listed, and by a model that is loaded for it.
+    /// A vector of each text, as requests like anybody's: in the caller's turn, listed while they run, and by a model that is loaded for them.
     pub(super) async fn encode(
         self: &Arc<Self>,
         terms: &CallTerms,

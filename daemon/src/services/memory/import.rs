@@ -185,9 +185,13 @@ impl Importer {
         }
         let share = self.terms.caller.share();
         let deleting = self.daemon.clone().delete_removed(share);
-        if let Err(failure) = self.unless_stopped(deleting).await {
-            let notice = format!("the text of replaced sources is still in the file: {failure}");
-            self.running.notice(notice);
+        match self.unless_stopped(deleting).await {
+            // Somebody deletes it in the background.
+            Err(failure @ Failure::ImportCancelled { .. }) => return Err(failure),
+            Err(failure) => self.running.notice(format!(
+                "the text of replaced sources is still in the file: {failure}"
+            )),
+            Ok(()) => {}
         }
         match self.encode_others().await {
             // What was added is there.

@@ -3,10 +3,10 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use sluice_engine::ShareKey;
@@ -28,8 +28,10 @@ use crate::{
 
 /// How long work that belongs to no call that could be refused waits until it asks again for its turn, where the line is full.
 const TURN_WAIT: Duration = Duration::from_millis(200);
-/// Pieces that are deleted in one turn: fractions of a second.
-const DELETED_PIECES: usize = 256;
+/// Pieces that are deleted in one turn, or eight times as many where much was removed: a tenth of a second, mostly.
+const DELETED_PIECES: usize = 64;
+/// How long nobody tries again what failed, such as on a full disk.
+const DELETION_PAUSE: Duration = Duration::from_secs(60);
 
 /// Who works with the store, and what does so in the background.
 pub(in super::super) struct MemoryTurns {
@@ -38,6 +40,10 @@ pub(in super::super) struct MemoryTurns {
     releasing_index: AtomicBool,
     /// Held by whoever deletes what was removed.
     deleting: Mutex<()>,
+    /// Whether somebody waits to delete what was removed.
+    is_deletion_queued: AtomicBool,
+    /// When that failed last.
+    deletion_failed: std::sync::Mutex<Option<Instant>>,
 }
 
 impl MemoryTurns {
@@ -46,6 +52,8 @@ impl MemoryTurns {
             gate: Gate::new(1, REMEMBERING_LINE_MAX, changes),
             releasing_index: AtomicBool::new(false),
             deleting: Mutex::default(),
+            is_deletion_queued: AtomicBool::new(false),
+            deletion_failed: std::sync::Mutex::default(),
         }
     }
 
@@ -82,49 +90,75 @@ impl Daemon {
             .await
     }
 
-    /// Works with the memory on a blocking thread, in this turn of a share's.
+    /// Works with the memory on a blocking thread, in this turn of a share's. What the work has removed is deleted in the background,
+    /// whether the caller still waits or not.
     pub(super) async fn at_store<T: Send + 'static>(
         self: &Arc<Self>,
         (turn, share): (GatePlace, ShareKey),
         work: impl FnOnce(&Memory) -> Result<T, MemoryError> + Send + 'static,
     ) -> Result<T, Failure> {
         let daemon = self.clone();
+        self.in_turn(turn, move |memory| {
+            let done = work(memory);
+            if memory.has_removed() {
+                daemon.delete_removed_later(share);
+            }
+            done
+        })
+        .await
+    }
+
+    async fn in_turn<T: Send + 'static>(
+        self: &Arc<Self>,
+        turn: GatePlace,
+        work: impl FnOnce(&Memory) -> Result<T, MemoryError> + Send + 'static,
+    ) -> Result<T, Failure> {
+        let daemon = self.clone();
         let worked = spawn_blocking(move || {
             let _turn = turn;
-            let done = work(&daemon.memory);
-            (done, daemon.memory.has_removed())
+            work(&daemon.memory)
         });
-        let (done, has_removed) = worked.await?;
-        if has_removed && self.memory_turns.deleting.try_lock().is_ok() {
-            self.delete_removed_later(share);
-        }
-        Ok(done?)
+        Ok(worked.await??)
     }
 
     /// Deletes what was removed, in turns of this share's, and returns when none of its text is left in the file.
     pub(super) async fn delete_removed(self: Arc<Self>, share: ShareKey) -> Result<(), Failure> {
-        let _one_at_a_time = self.memory_turns.deleting.lock().await;
-        let delete = |memory: &Memory| {
-            memory.read(|store| {
-                store.delete_removed(DELETED_PIECES)?;
-                Ok(store.has_removed())
-            })
-        };
+        let turns = &self.memory_turns;
+        let _one_at_a_time = turns.deleting.lock().await;
+        // What is removed from here on may need somebody else.
+        turns.is_deletion_queued.store(false, Ordering::Relaxed);
         loop {
             self.check_open()?;
-            let turn = self.memory_turns.enter_patiently(share).await?;
-            if self.at_store((turn, share), delete).await? != Some(true) {
+            let turn = turns.enter_patiently(share).await?;
+            let delete = |memory: &Memory| {
+                memory.read(|store| {
+                    store.delete_removed(DELETED_PIECES)?;
+                    Ok(store.has_removed())
+                })
+            };
+            if self.in_turn(turn, delete).await? != Some(true) {
                 return Ok(());
             }
         }
     }
 
     fn delete_removed_later(self: &Arc<Self>, share: ShareKey) {
+        let turns = &self.memory_turns;
+        let failed = turns.deletion_failed.lock();
+        let failed = *failed.unwrap_or_else(PoisonError::into_inner);
+        let is_too_soon = failed.is_some_and(|at| at.elapsed() < DELETION_PAUSE);
+        if is_too_soon || turns.is_deletion_queued.swap(true, Ordering::Relaxed) {
+            return;
+        }
         let daemon = self.clone();
         tokio::spawn(async move {
-            if let Err(error) = daemon.delete_removed(share).await {
-                tracing::warn!(reason = %error, "what was removed from memory could not be deleted");
+            let deleted = daemon.clone().delete_removed(share).await;
+            let failure = deleted.err().filter(|_| daemon.check_open().is_ok());
+            if let Some(failure) = &failure {
+                tracing::warn!(reason = %failure, "what was removed from memory could not be deleted");
             }
+            let failed = daemon.memory_turns.deletion_failed.lock();
+            *failed.unwrap_or_else(PoisonError::into_inner) = failure.map(|_| Instant::now());
         });
     }
 

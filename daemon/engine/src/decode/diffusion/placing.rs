@@ -111,7 +111,8 @@ impl Placing {
                     text,
                     position: place.position,
                     tokens: texts[text].clone(),
-                    log_probability: place.log_probability,
+                    // A token that may not be chosen has none; formats such as JSON have no infinity.
+                    log_probability: place.log_probability.max(f64::MIN),
                 });
             }
         }

@@ -290,7 +290,10 @@ fn what_has_no_place_for_them_refuses_them() {
         let mut growing = asked(&world);
         growing.decoding.canvas_growth = growth;
         let told = refusal(&world, growing);
-        assert!(told.contains("diffusion."), "{told}");
+        assert!(
+            told.contains("a canvas that grows isn't all there"),
+            "{told}"
+        );
     }
     let with = |texts: Vec<Vec<u32>>| Generate {
         anywhere: vec![AnywherePins { texts, most: 1 }],
@@ -303,7 +306,11 @@ fn what_has_no_place_for_them_refuses_them() {
             "33 texts without a position exceed the limit of 32",
         ),
         (
-            vec![(0..65).collect()],
+            vec![vec![5; 65]],
+            "a text without a position has 65 tokens, and the limit is 64",
+        ),
+        (
+            vec![(0..60).collect(), (60..65).collect()],
             "texts without a position have 65 different tokens, and the limit is 64",
         ),
     ] {
