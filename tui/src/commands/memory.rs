@@ -173,7 +173,8 @@ async fn remove(
         let all = collections(&daemon).await?.collections;
         let sources = all.iter().find(|one| one.name == *name);
         let sources = sources.map_or(0, |one| one.sources);
-        let question = format!("forget collection {name} with {sources} sources");
+        let sources = units::several(sources, "source");
+        let question = format!("forget collection {name} with {sources}");
         confirm(&question)?;
     }
     let sources = arguments.sources.iter().copied().map(What::SourceId);
@@ -226,12 +227,12 @@ impl<'a> Removal<'a> {
 }
 
 fn removal(what: &What, removed: &RemoveSourcesResponse) -> String {
-    let pieces = units::count(removed.pieces);
+    let pieces = units::several(removed.pieces, "piece");
     match what {
-        What::SourceId(id) => format!("forgot source {id}, {pieces} pieces"),
+        What::SourceId(id) => format!("forgot source {id}, {pieces}"),
         What::Collection(name) => sanitise_line(&format!(
-            "forgot collection {name}, {} sources in {pieces} pieces",
-            units::count(removed.sources)
+            "forgot collection {name}, {} in {pieces}",
+            units::several(removed.sources, "source")
         )),
     }
 }
@@ -249,7 +250,8 @@ async fn wipe(
         let sources: u64 = all.iter().map(|one| one.sources).sum();
         let count = all.len();
         confirm(&format!(
-            "forget all {count} collections with {sources} sources"
+            "forget all {count} collections with {}",
+            units::several(sources, "source")
         ))?;
     }
     until_interrupted(async {
@@ -260,9 +262,9 @@ async fn wipe(
         match json {
             true => out.json(&wiped),
             false => out.line(&format!(
-                "forgot everything, {} sources in {} pieces",
-                units::count(wiped.sources),
-                units::count(wiped.pieces)
+                "forgot everything, {} in {}",
+                units::several(wiped.sources, "source"),
+                units::several(wiped.pieces, "piece")
             )),
         }
     })

@@ -261,7 +261,7 @@ fn what_is_forgotten_is_asked_about_where_it_is_much() {
     let output = fake.output(&["memory", "rm", "3", "2"]);
     assert_eq!(
         stdout(&output),
-        "forgot source 3, 2 pieces\nforgot source 2, 1 pieces\n"
+        "forgot source 3, 2 pieces\nforgot source 2, 1 piece\n"
     );
     // There is nobody to ask.
     for line in [
