@@ -276,18 +276,20 @@ fn what_is_forgotten_is_asked_about_where_it_is_much() {
     let output = fake.output(&["memory", "rm", "--collection", "default", "--yes", "--json"]);
     assert_eq!(
         stdout(&output),
-        "{\"source_id\":null,\"collection\":\"default\",\"sources\":3,\"pieces\":4}\n"
+        "{\"source_id\":null,\"collection\":\"default\",\"sources\":3,\"pieces\":4,\"notices\":[\"its text is still in the file: disk full\"]}\n"
     );
+    let output = fake.output(&["memory", "rm", "--collection", "default", "--yes"]);
+    assert!(stderr(&output).contains("note: its text is still in the file: disk full"));
     let output = fake.output(&["memory", "wipe", "--yes"]);
     assert_eq!(
         stdout(&output),
         "forgot everything, 3 sources in 4 pieces\n"
     );
     let seen = fake.seen.lock().unwrap();
-    let default = What::Collection("default".into());
+    let default = || What::Collection("default".into());
     assert_eq!(
         seen.forgotten,
-        [What::SourceId(3), What::SourceId(2), default]
+        [What::SourceId(3), What::SourceId(2), default(), default()]
     );
     assert_eq!(seen.wipes, 1);
 }
