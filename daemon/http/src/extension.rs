@@ -13,7 +13,6 @@ use sluice_shared::{
 
 use crate::{
     fields::fields,
-    generation::Ended,
     limits::{REQUEST_TIMEOUT_MAX, TEXTS_MAX},
     values::{Few, Switch, Word},
 };
@@ -254,7 +253,8 @@ impl AnswerFacts {
     pub(crate) fn new(
         started: &v1::GenerationStarted,
         level: v1::Level,
-        Ended { done, placed }: &Ended,
+        done: &v1::GenerationDone,
+        placed: Option<&v1::GenerationPlaced>,
     ) -> Self {
         let resolved = started.settings.iter().cloned().map(|setting| {
             let v1::ResolvedSetting {
@@ -281,7 +281,7 @@ impl AnswerFacts {
             settings: resolved.collect(),
             diffusion: started.diffusion.clone(),
             memory: started.memory.clone(),
-            placed: placed.clone(),
+            placed: placed.cloned(),
             warnings: started.warnings.clone(),
         }
     }

@@ -281,7 +281,12 @@ impl Course {
             prompt_eval_duration: nanos(read - begun.at),
             eval_count: done.generated_tokens,
             eval_duration: nanos(read.elapsed()),
-            sluice: Box::new(AnswerFacts::new(&begun.started, begun.level, ended)),
+            sluice: Box::new(AnswerFacts::new(
+                &begun.started,
+                begun.level,
+                done,
+                ended.placed.as_ref(),
+            )),
         })
     }
 

@@ -233,7 +233,12 @@ async fn whole(job: &Job, first: u64, generations: Vec<Generation>) -> Result<An
             content,
             logprobs,
             finish_reason: Some(finish_reason),
-            sluice: Some(Box::new(AnswerFacts::new(&started, level, &ended))),
+            sluice: Some(Box::new(AnswerFacts::new(
+                &started,
+                level,
+                done,
+                ended.placed.as_ref(),
+            ))),
         });
     }
     let beginning = beginning.ok_or_else(|| Failure::unexpected("a request had no answer"))?;
@@ -363,7 +368,8 @@ impl EventStream {
                 let begun = self.begun[index as usize].take();
                 let begun =
                     begun.ok_or_else(|| Failure::unexpected("a request ended before it began"))?;
-                let facts = AnswerFacts::new(&begun.started, begun.level, &ended);
+                let facts =
+                    AnswerFacts::new(&begun.started, begun.level, done, ended.placed.as_ref());
                 let prompt_tokens = prompt_tokens(&self.job, index, &begun.started);
                 self.usage = self.usage.plus(prompt_tokens, done);
                 let content = match &self.job.shape {
