@@ -1,13 +1,11 @@
 //! Models from containers of compressed weights: what was compressed without loss computes what the checkpoint
 //! computes, whether it is decompressed when it is loaded, as it is streamed, or within the matmul.
 
-use std::{fs, path::Path, sync::atomic::AtomicBool};
+use std::{fs, path::Path};
 
 use sluice_checkpoint::{
     Source,
-    compression::{
-        CompressOptions, CompressionMethod, Container, Lossless, Scheme, TensorRecord, compress,
-    },
+    compression::{CompressionMethod, Container, Lossless, Scheme, TensorRecord},
 };
 use sluice_engine::{
     Budget, Engine, EngineOptions, Generate, Outcome, PlanOptions, PlanSettings, Work,
@@ -17,21 +15,14 @@ use sluice_plan::Plan;
 use sluice_shared::level::{EmbeddingPlacement, Level};
 use sluice_weights::Storage;
 
-use crate::{checkpoints::demonstration, loading::settings};
+use crate::{
+    checkpoints::{demonstration, write_container},
+    loading::settings,
+};
 
-/// A container of the demonstration model.
+/// Writes a container of the demonstration model.
 fn write(target: &Path, how: CompressionMethod, tile: usize) {
-    let options = CompressOptions {
-        method: how,
-        tile,
-        tensors: Default::default(),
-        all: false,
-        threads: 2,
-        replace: true,
-    };
-    let source = Source::Folder(demonstration());
-    let never = AtomicBool::new(false);
-    compress(&source, target, &options, &never, &mut |_, _| {}).unwrap();
+    write_container(&demonstration(), target, how, tile);
 }
 
 fn engine() -> Engine {

@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicBool;
 
 use sluice_checkpoint::{
-    compression::{CompressOptions, CompressionMethod, Lossless, Scheme, TrellisTarget, compress},
+    compression::{CompressionMethod, Lossless, Scheme, TrellisTarget},
     family::PublishedShape,
     synth::{SynthDType, SynthOptions, SynthRouter},
 };
@@ -22,24 +22,10 @@ use sluice_weights::{GemmaShape, LayerKind, Shape, Storage, WeightGroup};
 use testkit::here;
 
 use super::*;
-use crate::{containers::least_bytes, loading::settings};
+use crate::{checkpoints::write_container, containers::least_bytes, loading::settings};
 
 /// Changes how a model's tensors are stored.
 type Fuse = fn(&mut Tensors);
-
-fn write(source: &Path, target: &Path, method: CompressionMethod) {
-    let options = CompressOptions {
-        method,
-        tile: 256,
-        tensors: Default::default(),
-        all: false,
-        threads: 2,
-        replace: true,
-    };
-    let source = Source::Folder(source.to_owned());
-    let never = AtomicBool::new(false);
-    compress(&source, target, &options, &never, &mut |_, _| {}).unwrap();
-}
 
 #[test]
 fn compressed_files_compute_what_the_reference_does() {
@@ -53,7 +39,7 @@ fn compressed_files_compute_what_the_reference_does() {
         let folder = changed(name, |_| {}, fuse);
         let target = folder.path().join("whole.sluice");
         let method = CompressionMethod::Lossless(Lossless::Huffman);
-        write(folder.path(), &target, method);
+        write_container(folder.path(), &target, method, 256);
         // A folder with the compressed file alone is that file.
         fs::remove_file(folder.path().join("model.safetensors")).unwrap();
         check_logits_in(folder.path());
@@ -176,7 +162,7 @@ fn check_levels(like: &str, fuse: Fuse) {
         (Lossless::Huffman, Scheme::Huffman),
         (Lossless::Dictionary, Scheme::Dictionary),
     ] {
-        write(&model, &path, CompressionMethod::Lossless(coder));
+        write_container(&model, &path, CompressionMethod::Lossless(coder), 256);
         for level in [Level::Off, Level::Standard, Level::Mild] {
             let (generated, plan) = run(&path, settings(level, None));
             assert_eq!(
@@ -201,7 +187,7 @@ fn check_levels(like: &str, fuse: Fuse) {
         assert_eq!(coarse(&path), coarse(&model), "{like}");
     }
     let bits = TrellisTarget::Bits(5.0);
-    write(&model, &path, CompressionMethod::Trellis(bits));
+    write_container(&model, &path, CompressionMethod::Trellis(bits), 256);
     let (whole, plan) = run(&path, settings(Level::Mild, None));
     assert!(are_compressed(&plan, Scheme::Trellis) && !whole.is_lossless);
     let least = least_bytes(&path, Level::Mild);
@@ -229,7 +215,7 @@ fn canvases_are_told_on_a_gpu_what_they_are_on_the_cpu() {
     let (expected, _) = run(&model, settings(Level::Standard, None));
     let path = folder.path().join("whole.sluice");
     let method = CompressionMethod::Lossless(Lossless::Huffman);
-    write(&model, &path, method);
+    write_container(&model, &path, method, 256);
     for (source, level) in [(&model, Level::Standard), (&path, Level::Mild)] {
         let (found, _) = run_on(DeviceChoice::Cuda(0), source, settings(level, None));
         // Where two tokens are nearly equal, either may be written.

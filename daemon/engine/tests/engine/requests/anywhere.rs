@@ -4,14 +4,11 @@
 use std::{
     fs,
     path::Path,
-    sync::{Arc, Mutex, atomic::AtomicBool},
+    sync::{Arc, Mutex},
 };
 
 use serde_json::Value;
-use sluice_checkpoint::{
-    Source,
-    compression::{CompressOptions, CompressionMethod, Lossless, compress},
-};
+use sluice_checkpoint::compression::{CompressionMethod, Lossless};
 use sluice_engine::{
     Budget, CanvasSlot, EngineError, Event, Generate, Outcome, PlanOptions, PlanSettings,
     RequestError, Work,
@@ -30,7 +27,7 @@ use sluice_shared::{
 use sluice_weights::{Shape, SourceTensor};
 
 use super::world::World;
-use crate::checkpoints::{demonstration, fixture};
+use crate::checkpoints::{demonstration, fixture, write_container};
 
 fn one(text: &[u32]) -> AnywherePins {
     AnywherePins {
@@ -171,17 +168,8 @@ fn story(world: &World) -> Generate {
 fn places_are_the_same_wherever_weights_are_and_take_what_was_planned() {
     let folder = tempfile::tempdir().unwrap();
     let coded = folder.path().join("coded.sluice");
-    let options = CompressOptions {
-        method: CompressionMethod::Lossless(Lossless::Huffman),
-        tile: 256,
-        tensors: Default::default(),
-        all: false,
-        threads: 2,
-        replace: false,
-    };
-    let never = AtomicBool::new(false);
-    let source = Source::Folder(demonstration());
-    compress(&source, &coded, &options, &never, &mut |_, _| {}).unwrap();
+    let how = CompressionMethod::Lossless(Lossless::Huffman);
+    write_container(&demonstration(), &coded, how, 256);
     let world = |folder: &Path, level, budget| {
         let settings = PlanSettings {
             level,

@@ -1,11 +1,8 @@
 //! Where the time of passes goes: the parts come to the whole, and what a pass does takes time.
 
-use std::{sync::atomic::AtomicBool, time::Duration};
+use std::time::Duration;
 
-use sluice_checkpoint::{
-    Source,
-    compression::{CompressOptions, CompressionMethod, Lossless, compress},
-};
+use sluice_checkpoint::compression::{CompressionMethod, Lossless};
 use sluice_engine::{
     Budget, Generate, PlanSettings,
     event::{PassPhases, PassReport},
@@ -13,7 +10,7 @@ use sluice_engine::{
 use sluice_shared::level::Level;
 
 use super::world::World;
-use crate::checkpoints::{demonstration, fixture};
+use crate::checkpoints::{demonstration, fixture, write_container};
 
 /// The phases of a request's passes together.
 fn phases(world: &World) -> PassPhases {
@@ -82,17 +79,7 @@ fn compressed_weights_are_decoded() {
         ),
     ] {
         let path = folder.path().join(name);
-        let options = CompressOptions {
-            method: how,
-            tile: 256,
-            tensors: Default::default(),
-            all: false,
-            threads: 2,
-            replace: false,
-        };
-        let never = AtomicBool::new(false);
-        let source = Source::Folder(demonstration());
-        compress(&source, &path, &options, &never, &mut |_, _| {}).unwrap();
+        write_container(&demonstration(), &path, how, 256);
         let settings = PlanSettings {
             level,
             ..PlanSettings::default()

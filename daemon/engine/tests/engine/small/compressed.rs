@@ -5,29 +5,18 @@ use std::{
     sync::atomic::AtomicBool,
 };
 
-use sluice_checkpoint::{
-    Source,
-    compression::{CompressOptions, CompressionMethod, Container, Lossless, Scheme, compress},
-};
+use sluice_checkpoint::compression::{CompressionMethod, Container, Lossless, Scheme};
 use sluice_codec::{
     ColumnsEncoder, CompressedMatrix, Encoded,
     container::{ContainerPlan, ContainerWriter, FileRecord, PlannedTensor},
 };
 
+use crate::checkpoints::write_container;
+
 /// Writes a container of the model that was written into this folder.
 pub(crate) fn write_compressed(folder: &Path, how: CompressionMethod) -> PathBuf {
     let container = folder.join("model.sluice");
-    let options = CompressOptions {
-        method: how,
-        tile: 128,
-        tensors: Default::default(),
-        all: false,
-        threads: 1,
-        replace: true,
-    };
-    let source = Source::Folder(folder.join("model"));
-    let never = AtomicBool::new(false);
-    compress(&source, &container, &options, &never, &mut |_, _| {}).unwrap();
+    write_container(&folder.join("model"), &container, how, 128);
     container
 }
 
