@@ -27,6 +27,7 @@ pub mod credential_file;
 pub mod engines;
 pub mod failure;
 pub mod idle;
+mod invisible;
 pub mod library;
 pub mod limits;
 pub mod measurements;

@@ -156,13 +156,7 @@ impl Memory {
         work: impl FnOnce(&mut Store) -> Result<T, MemoryError>,
     ) -> Result<T, MemoryError> {
         let path = self.path()?;
-        let mut state = self.lock();
-        let done = work(opened(&mut state.store, path)?);
-        if let Err(MemoryError::Store(StoreError::Damaged { .. })) = done {
-            // Whoever moves the file away begins with an empty one.
-            state.store = None;
-        }
-        done
+        worked(&mut self.lock().store, path, work)
     }
 
     /// Works with the store if there is one; `None` where nothing was remembered yet.
@@ -173,8 +167,10 @@ impl Memory {
         &self,
         work: impl FnOnce(&mut Store) -> Result<T, MemoryError>,
     ) -> Result<Option<T>, MemoryError> {
-        match self.is_there()? {
-            true => self.write(work).map(Some),
+        let path = self.path()?;
+        let mut state = self.lock();
+        match is_there(&state.store, path)? {
+            true => worked(&mut state.store, path, work).map(Some),
             false => Ok(None),
         }
     }
@@ -200,17 +196,6 @@ impl Memory {
         state.store.as_ref().is_some_and(Store::has_removed)
     }
 
-    /// Whether something was remembered. Where a wipe was interrupted, it is ended.
-    fn is_there(&self) -> Result<bool, MemoryError> {
-        let path = self.path()?;
-        let state = self.lock();
-        if state.store.is_some() || path.exists() {
-            return Ok(true);
-        }
-        Store::end_wipe(path)?;
-        Ok(false)
-    }
-
     /// Gives the memory of vectors back that no search has needed for a while. How long it takes until that may be so, where
     /// there are any.
     #[must_use]
@@ -231,11 +216,11 @@ impl Memory {
     /// # Errors
     /// When nothing is remembered, or the file is no store or cannot be overwritten or removed.
     pub fn wipe(&self) -> Result<(u64, u64), MemoryError> {
-        if !self.is_there()? {
-            return Ok((0, 0));
-        }
         let path = self.path()?;
         let mut state = self.lock();
+        if !is_there(&state.store, path)? {
+            return Ok((0, 0));
+        }
         let totals = opened(&mut state.store, path).and_then(|store| Ok(store.totals()?));
         match (totals, state.store.take()) {
             (Ok(totals), Some(store)) => {
@@ -262,6 +247,29 @@ impl Memory {
         // What a panic interrupts is a transaction that SQLite takes back.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Whether something was remembered. Where a wipe was interrupted, it is ended.
+fn is_there(store: &Option<Store>, path: &Path) -> Result<bool, MemoryError> {
+    if store.is_some() || path.exists() {
+        return Ok(true);
+    }
+    Store::end_wipe(path)?;
+    Ok(false)
+}
+
+/// Works with the store, which is opened where it is not.
+fn worked<T>(
+    store: &mut Option<Store>,
+    path: &Path,
+    work: impl FnOnce(&mut Store) -> Result<T, MemoryError>,
+) -> Result<T, MemoryError> {
+    let done = work(opened(store, path)?);
+    if let Err(MemoryError::Store(StoreError::Damaged { .. })) = done {
+        // Whoever moves the file away begins with an empty one.
+        *store = None;
+    }
+    done
 }
 
 fn opened<'a>(store: &'a mut Option<Store>, path: &Path) -> Result<&'a mut Store, MemoryError> {

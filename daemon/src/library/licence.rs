@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use sluice_checkpoint::gguf;
 
 use super::model_files::first_bytes;
+use crate::invisible::is_invisible;
 
 /// Most bytes read of a card or a licence's text.
 const TEXT_BYTES_MAX: u64 = 64 << 10;
@@ -99,14 +100,6 @@ fn of_text(text: &str) -> Option<&'static str> {
         .iter()
         .find(|(words, _)| title.contains(&format!(" {words}")));
     known.map(|(_, name)| *name)
-}
-
-/// Characters without a width, and those that turn a line's direction.
-fn is_invisible(char: char) -> bool {
-    matches!(
-        char,
-        '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}'
-    )
 }
 
 /// A name without what could steer a terminal, and not too long; `None` for an empty one.
